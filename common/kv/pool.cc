@@ -1,0 +1,181 @@
+#include "common/kv/pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "common/base/log.h"
+
+namespace smartgen::kv {
+
+ResidencyMask::ResidencyMask(int64_t pages, int layers)
+    : layers_(layers), cells_(static_cast<size_t>(pages) * layers * kPageTokens) {}
+
+void ResidencyMask::MarkLocal(PageId page, int layer, int begin, int end) {
+  std::atomic<int8_t>* cells = &cells_[Index(page, layer, 0)];
+  for (int token = begin; token < end; ++token) {
+    cells[token].store(static_cast<int8_t>(Residency::kLocal), std::memory_order_release);
+  }
+}
+
+void ResidencyMask::MarkRemote(PageId page, int layer, int begin, int end) {
+  std::atomic<int8_t>* cells = &cells_[Index(page, layer, 0)];
+  for (int token = begin; token < end; ++token) {
+    // Only from kNothing: a receiver may make the token local at this very moment.
+    auto expected = static_cast<int8_t>(Residency::kNothing);
+    cells[token].compare_exchange_strong(expected, static_cast<int8_t>(Residency::kRemote),
+                                         std::memory_order_relaxed);
+  }
+}
+
+bool ResidencyMask::AllLocal(PageId page, int layer, int begin, int end) const {
+  for (int token = begin; token < end; ++token) {
+    if (Get(page, layer, token) != Residency::kLocal) return false;
+  }
+  return true;
+}
+
+void ResidencyMask::Reset(PageId page) {
+  std::atomic<int8_t>* cells = &cells_[Index(page, 0, 0)];
+  for (int i = 0; i < layers_ * kPageTokens; ++i) {
+    cells[i].store(static_cast<int8_t>(Residency::kNothing), std::memory_order_relaxed);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<KvPool>> KvPool::Create(KvLayout layout, Options options) {
+  RETURN_IF_ERROR(layout.Check());
+  const int64_t page_bytes = layout.PageBytesTotal();
+  if (options.bytes < page_bytes) {
+    return base::InvalidArgument(
+        "KV pool: want at least {} bytes (one page of {} tokens in {} layers), got {}", page_bytes,
+        kPageTokens, layout.num_layers(), options.bytes);
+  }
+  const int64_t pages = options.bytes / page_bytes;
+  if (pages > std::numeric_limits<PageId>::max()) {
+    return base::InvalidArgument("KV pool: {} bytes are {} pages; want at most {}", options.bytes,
+                                 pages, std::numeric_limits<PageId>::max());
+  }
+  try {
+    auto pool = std::unique_ptr<KvPool>(new KvPool(std::move(layout), pages));
+    RETURN_IF_ERROR(pool->Map());
+    return pool;
+  } catch (const std::bad_alloc&) {
+    return base::ResourceExhausted("KV pool: no memory for the books of {} pages", pages);
+  }
+}
+
+KvPool::KvPool(KvLayout layout, int64_t pages)
+    : layout_(std::move(layout)),
+      total_pages_(pages),
+      residency_(pages, layout_.num_layers()),
+      refs_(static_cast<size_t>(pages), 0) {
+  free_.reserve(static_cast<size_t>(pages));
+  for (int64_t page = pages - 1; page >= 0; --page) free_.push_back(static_cast<PageId>(page));
+}
+
+absl::Status KvPool::Map() {
+  layer_base_.reserve(layout_.layers.size());
+  for (int layer = 0; layer < layout_.num_layers(); ++layer) {
+    const int64_t bytes = total_pages_ * layout_.PageBytes(layer);
+    void* base = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+      return base::ResourceExhausted("KV pool: cannot map {} bytes for layer {} of {}: {}", bytes,
+                                     layer, layout_.num_layers(), strerror(errno));
+    }
+    // Users' text is no business of a core dump; failing to say so is harmless.
+    (void)madvise(base, static_cast<size_t>(bytes), MADV_DONTDUMP);
+    layer_base_.push_back(static_cast<std::byte*>(base));
+  }
+  return absl::OkStatus();
+}
+
+KvPool::~KvPool() {
+  for (size_t layer = 0; layer < layer_base_.size(); ++layer) {
+    const int64_t bytes = total_pages_ * layout_.PageBytes(static_cast<int>(layer));
+    munmap(layer_base_[layer], static_cast<size_t>(bytes));
+  }
+}
+
+int64_t KvPool::free_pages() const {
+  base::MutexLock lock(mutex_);
+  return static_cast<int64_t>(free_.size());
+}
+
+int64_t KvPool::TryTake(int64_t count, std::vector<PageId>& out) {
+  base::MutexLock lock(mutex_);
+  const auto free = static_cast<int64_t>(free_.size());
+  if (free < count) return count - free;
+  out.assign(free_.end() - count, free_.end());
+  free_.resize(static_cast<size_t>(free - count));
+  for (const PageId page : out) refs_[page] = 1;
+  return 0;
+}
+
+absl::StatusOr<std::vector<PageId>> KvPool::Allocate(int64_t count) {
+  if (count < 0) return base::InvalidArgument("KV pool: want a page count >= 0, got {}", count);
+  std::vector<PageId> pages;
+  int64_t missing = count > total_pages_ ? count - free_pages() : TryTake(count, pages);
+  if (missing > 0 && count <= total_pages_) {
+    base::MutexLock lock(evictor_mutex_);
+    // Others may take what was just evicted: go on as long as something can be freed.
+    for (missing = TryTake(count, pages); missing > 0; missing = TryTake(count, pages)) {
+      if (evictor_ == nullptr || evictor_(missing) <= 0) break;
+    }
+  }
+  if (missing > 0) {
+    return base::ResourceExhausted("KV pool: want {} pages, free {} of {}", count, count - missing,
+                                   total_pages_);
+  }
+  std::sort(pages.begin(), pages.end());
+  for (const PageId page : pages) residency_.Reset(page);
+  return pages;
+}
+
+void KvPool::AddRef(PageId page) {
+  base::MutexLock lock(mutex_);
+  if (!Held(page)) return Misuse("reference to", page);
+  ++refs_[page];
+}
+
+void KvPool::Release(PageId page) {
+  base::MutexLock lock(mutex_);
+  ReleaseLocked(page);
+}
+
+void KvPool::Release(std::span<const PageId> pages) {
+  base::MutexLock lock(mutex_);
+  // Backwards, so that the stack hands them out again in the same order.
+  for (size_t i = pages.size(); i > 0; --i) ReleaseLocked(pages[i - 1]);
+}
+
+void KvPool::ReleaseLocked(PageId page) {
+  if (!Held(page)) return Misuse("release of", page);
+  if (--refs_[page] == 0) free_.push_back(page);
+}
+
+void KvPool::Misuse(const char* what, PageId page) {
+  misuses_.fetch_add(1, std::memory_order_relaxed);
+  SMARTGEN_LOG(error, "kv", "{} page {} of {}, which nobody holds", what, page, total_pages_);
+#ifndef NDEBUG
+  std::abort();
+#endif
+}
+
+int KvPool::ref_count(PageId page) const {
+  base::MutexLock lock(mutex_);
+  return page >= 0 && page < total_pages_ ? refs_[page] : 0;
+}
+
+void KvPool::SetEvictor(Evictor evictor) {
+  base::MutexLock lock(evictor_mutex_);
+  evictor_ = std::move(evictor);
+}
+
+}  // namespace smartgen::kv

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Installs every Debian 12 and Python package that SmartGen needs, and nothing that is there already.
+#
+#   tools/install_deps.sh          what building and running needs
+#   tools/install_deps.sh --dev    also what the tests and checks need (sanitizers, clang, pytest, ...)
+#
+# Run as root, or as a user who may use sudo.
+set -euo pipefail
+
+build=(
+  build-essential cmake ninja-build pkg-config ccache mold git ca-certificates curl unzip
+  protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc-dev libgrpc++-dev libabsl-dev
+  libyaml-cpp-dev prometheus-cpp-dev libgtest-dev libgmock-dev libbenchmark-dev libdnnl-dev
+  libboost1.81-dev nlohmann-json3-dev libspdlog-dev libpcre2-dev libssl-dev libxxhash-dev libhwy-dev
+  libutf8proc-dev pybind11-dev python3-dev python3-jinja2 python3-pip python3-venv
+)
+dev=(clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev iproute2 procps)
+
+want=("${build[@]}")
+want_dev=0
+for arg in "$@"; do
+  case "$arg" in
+    --dev) want+=("${dev[@]}"); want_dev=1 ;;
+    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "install_deps.sh: unknown argument \"$arg\" (know: --dev)" >&2; exit 2 ;;
+  esac
+done
+
+if [ ! -r /etc/os-release ] || ! grep -q '^ID.*=.*debian' /etc/os-release; then
+  echo "install_deps.sh: this is not a Debian system; install the equivalents of: ${want[*]}" >&2
+  exit 1
+fi
+
+missing=()
+for package in "${want[@]}"; do
+  status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)
+  [ "$status" = installed ] || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  sudo=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || {
+      echo "install_deps.sh: run as root, or install sudo; missing: ${missing[*]}" >&2
+      exit 1
+    }
+    sudo=(sudo)
+  fi
+  echo "Installing: ${missing[*]}"
+  "${sudo[@]}" apt-get update -qq
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    "${missing[@]}" >/dev/null
+fi
+
+# The tests' own Python packages live in a virtual environment under build/, never in the system.
+if [ "$want_dev" = 1 ]; then
+  root=$(cd "$(dirname "$0")/.." && pwd)
+  venv="$root/build/venv"
+  if [ ! -x "$venv/bin/pytest" ] || ! "$venv/bin/python" -c 'import openai, pytest' 2>/dev/null; then
+    mkdir -p "$root/build"
+    /usr/bin/python3 -m venv "$venv"
+    "$venv/bin/pip" install -q --disable-pip-version-check -r "$root/tests/requirements.txt"
+  fi
+fi
+echo "All packages are installed."
