@@ -64,7 +64,7 @@ class PrefixCache {
   uint64_t KeyOf(const Entry* parent, PageTokens tokens) const;
   Entry* Find(const Entry* parent, PageTokens tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Touch(Entry* deepest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // False if the page must not enter; the chain ends there.
+  // Null if the page must not enter; the chain ends there.
   Entry* Add(Entry* parent, PageTokens tokens, PageId page) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The entry must be a leaf. Its page loses the cache's reference.
   void Drop(Entry* leaf) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
