@@ -11,6 +11,9 @@
 
 namespace smartgen::model {
 
+// InvalidArgument where brackets nest more than 64 deep.
+absl::Status CheckJsonDepth(std::string_view text);
+
 // An object, at most 64 levels deep, in which no key appears twice in the same object.
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text);
 
