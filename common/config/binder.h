@@ -23,6 +23,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -49,6 +50,9 @@ class Binder {
   // As Field, but shown as "***" everywhere. Also read from KEY_file (its trimmed content).
   virtual void Secret(std::string_view key, std::string* target, std::string_view help) = 0;
   virtual void Section(std::string_view key, const std::function<void(Binder&)>& bind) = 0;
+  // What concerns several keys: called once all sources are read, in the order given; the first
+  // error ends Load. Runs for --print-config too, so that a checked configuration is a right one.
+  virtual void Check(std::function<absl::Status()> check) = 0;
 };
 
 struct LoadResult {
@@ -63,15 +67,18 @@ struct Source {
   std::string program;            // "prefilld"; names the help text
   std::string about;              // one line for --help
   std::vector<std::string> args;  // without argv[0]
-  // name -> value; empty: the process's environment is read. Unknown SMARTGEN_* names are errors,
-  // but for those in `known_environment` (SMARTGEN_CACHE, SMARTGEN_CONFIG...).
+  // name -> value; empty: the process's environment is read, if use_process_environment says so.
+  // Unknown SMARTGEN_* names are errors, but for those in known_environment.
   std::vector<std::pair<std::string, std::string>> environment;
   bool use_process_environment = true;
+  std::vector<std::string> known_environment = {"SMARTGEN_CACHE", "SMARTGEN_CONFIG",
+                                                "SMARTGEN_TEST_MODEL"};
 };
 
 // Reads --config FILE (or $SMARTGEN_CONFIG), environment and flags into what `bind` names. Errors
 // name the key, where it stands (file:line, environment, flag), what was expected and what came; an
-// unknown key names the nearest known one. The caller checks what concerns several keys afterwards.
+// unknown key names the nearest known one. Flags that take lists append when given more than once;
+// of all other flags given twice the last one counts.
 absl::StatusOr<LoadResult> Load(const Source& source, const std::function<void(Binder&)>& bind);
 
 }  // namespace smartgen::config
