@@ -33,6 +33,9 @@ struct Definition {
 // The catalogue. common/metrics/catalogue.cc holds the definitions; the README's table is checked
 // against it.
 std::span<const Definition> Catalogue();
+std::string_view TypeName(Type type);  // "counter", "gauge", "histogram"
+// The catalogue as the README shows it.
+std::string CatalogueMarkdown();
 // Bounds of a bucket set, ascending. kTtft and kItl are vLLM's.
 std::span<const double> BucketBounds(Buckets buckets);
 
@@ -69,7 +72,8 @@ class Metrics {
   virtual Gauge& GetGauge(std::string_view name, Labels labels = {}) = 0;
   virtual Histogram& GetHistogram(std::string_view name, Labels labels = {}) = 0;
   // Called before each serialisation, to set gauges that are read from elsewhere (pool pages, queue
-  // lengths).
+  // lengths). Calls of one Metrics take turns. A callback lives as long as the Metrics: what it
+  // refers to must outlive every Serialize.
   virtual void OnCollect(std::function<void()> callback) = 0;
   // Prometheus text format 0.0.4.
   virtual std::string Serialize() = 0;
