@@ -49,7 +49,12 @@ class Deadline {
   // Never expires: only for code that the caller bounds otherwise.
   static Deadline Infinite() { return Deadline(TimePoint{INT64_MAX}); }
   static Deadline At(TimePoint t) { return Deadline(t); }
-  static Deadline After(const Clock& clock, Duration d) { return Deadline(clock.Now() + d); }
+  // A duration that leads past the end of time gives Infinite.
+  static Deadline After(const Clock& clock, Duration d) {
+    const TimePoint now = clock.Now();
+    if (now.ns > 0 && d.count() > INT64_MAX - now.ns) return Infinite();
+    return Deadline(now + d);
+  }
 
   bool IsInfinite() const { return at_.ns == INT64_MAX; }
   bool Expired(const Clock& clock) const { return clock.Now() >= at_; }

@@ -1,0 +1,18 @@
+// SIGTERM and SIGINT as a daemon wants them: an orderly stop at the first, the end at once at the
+// second.
+#pragma once
+
+#include <functional>
+
+namespace smartgen::base {
+
+// Call first in main, before any thread is made: all threads inherit that the signals wait for
+// RunUntilSignal.
+void BlockStopSignals();
+
+// Waits for the first stop signal, runs `drain` (which must return within its own bound), and
+// returns. Another signal while `drain` runs ends the process with exit code 130 and no further
+// ado.
+void RunUntilSignal(const std::function<void()>& drain);
+
+}  // namespace smartgen::base
