@@ -6,16 +6,13 @@
 // Thread-safe. No call blocks.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "common/base/clock.h"
 #include "common/base/ids.h"
-#include "common/base/mutex.h"
 #include "common/channel/channel.h"
 #include "common/kv/sequence.h"
 #include "common/transfer/wire.h"
@@ -52,15 +49,20 @@ class TransferSender {
   ~TransferSender();
 
   // The decode side lacks tokens [begin, end) of every layer. `sequence` is pinned while messages
-  // are queued. AlreadyExists for an id in use. `on_sent` is called once, from the I/O thread, when
-  // every message of every layer's range has been handed to the network, or with the reason why it
-  // cannot be.
+  // are queued. AlreadyExists for an id in use, InvalidArgument for a range that is empty or beyond
+  // the sequence. `on_sent` is called once, without a lock: when every message of every layer's
+  // range has been handed to the network, or with the reason why it cannot be (Cancelled after
+  // End). From the I/O thread, but for a failure that End, LayerReady or Resend finds: then from
+  // within these.
   absl::Status Begin(const base::TransferId& id, std::shared_ptr<kv::KvSequence> sequence,
                      int64_t begin, int64_t end, std::function<void(const absl::Status&)> on_sent);
   // The layer's KV of tokens [begin, end) is final: queue what the other side lacks of it. Tokens
-  // outside of the transfer's range are ignored. NotFound after End.
+  // outside of the transfer's range, and those queued before, are ignored. NotFound after End; the
+  // reason if the transfer has failed.
   absl::Status LayerReady(const base::TransferId& id, Path path, const LayerRange& range);
-  // The other side asks again for ranges that were damaged or lost, on the on-demand lane.
+  // The other side asks again for ranges that were damaged or lost, on the on-demand lane. Tokens
+  // that are not ready yet are left out: they come by LayerReady. ResourceExhausted if more is
+  // asked for than a transfer may have queued.
   absl::Status Resend(const base::TransferId& id, std::span<const LayerRange> ranges);
   // Nothing more is queued; what is queued and has not begun is dropped. Idempotent; the sequence
   // is let go when the last begun message is out.
@@ -69,11 +71,8 @@ class TransferSender {
   int64_t active() const;
 
  private:
-  struct Transfer;
-  std::shared_ptr<channel::Channel> channel_;
-  const Options options_;
-  mutable base::Mutex mutex_;
-  std::map<base::TransferId, std::shared_ptr<Transfer>> transfers_ ABSL_GUARDED_BY(mutex_);
+  class Impl;  // shared with the messages under way, which may outlive this object
+  const std::shared_ptr<Impl> impl_;
 };
 
 struct ReceiverStats {
@@ -112,13 +111,16 @@ class TransferReceiver : public channel::Receiver {
   static std::shared_ptr<TransferReceiver> Create(Options options, Events events);
 
   // Tokens [begin, end) of every layer of `sequence` will come (they are marked remote).
-  // `on_progress` is called after a layer became all local within the range, `on_complete` once
-  // when all layers are.
+  // `on_progress` is called once for each layer after it became all local within the range,
+  // `on_complete` once when all layers are; both from the I/O thread, without a lock.
+  // AlreadyExists for an id in use, InvalidArgument for a range that is empty or beyond the
+  // sequence, FailedPrecondition if a layer is all local already (it would never be reported).
   virtual absl::Status Begin(const base::TransferId& id, std::shared_ptr<kv::KvSequence> sequence,
                              int64_t begin, int64_t end, std::function<void(int layer)> on_progress,
                              std::function<void()> on_complete) = 0;
   // After this returns no byte is written for `id` any more, but for a payload under way, which
-  // pins the sequence until it has drained. Late messages are refused and counted. Idempotent.
+  // pins the sequence until it has drained and is not marked local. A callback that the I/O thread
+  // has begun may still be running; none begins. Late messages are refused and counted. Idempotent.
   virtual void End(const base::TransferId& id) = 0;
   // Ranges that are not local yet, merged: what to ask for when a transfer stalls.
   virtual std::vector<LayerRange> Missing(const base::TransferId& id) const = 0;
