@@ -6,8 +6,9 @@ namespace {
 class RealClock final : public Clock {
  public:
   TimePoint Now() const override {
-    return {std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch())
-                .count()};
+    return {
+        std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch())
+            .count()};
   }
   int64_t UnixSeconds() const override {
     return std::chrono::duration_cast<std::chrono::seconds>(

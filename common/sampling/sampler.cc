@@ -15,6 +15,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Below it the second best token has no chance worth the name, and 1 / temperature gets out of
 // hand.
 constexpr float kGreedyBelow = 1e-5f;
+constexpr size_t kSortAtMost = 512;
 
 // The order of truncation: ties go to the lower id.
 constexpr auto Better = [](const auto& a, const auto& b) {
@@ -233,6 +234,7 @@ void Sampler::CutToMass(double mass) {
 
 TokenId Sampler::DrawTruncated(std::span<float> logits, float max, double uniform) {
   const float scale = 1.0f / params_.temperature;
+  bool sorted = false;  // by id
   // Rounding must not add a token where the best ones sum to top_p exactly.
   const double top_p = params_.top_p * (1 - 1e-6);
   if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < logits.size()) {
@@ -251,16 +253,26 @@ TokenId Sampler::DrawTruncated(std::span<float> logits, float max, double unifor
         sum = CollectAbove(logits, threshold);
       }
       CutToMass(total * top_p);
+      if (candidates_.size() > kSortAtMost) {
+        // The weights are still there in order: a pass over them is cheaper than to sort.
+        const Candidate worst = *std::max_element(candidates_.begin(), candidates_.end(), Better);
+        CollectAbove(logits, worst.value);
+        std::erase_if(candidates_, [&](const Candidate& c) { return Better(worst, c); });
+        sorted = true;
+      }
     } else {
       CollectAbove(logits, params_.min_p);
+      sorted = true;
     }
   }
   std::erase_if(candidates_,
                 [&](const Candidate& c) { return c.value < params_.min_p || c.value == 0; });
   // By id, not by weight: where a recomputed step differs in the last bits, two tokens of nearly
   // equal weight do not change places.
-  std::sort(candidates_.begin(), candidates_.end(),
-            [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+  if (!sorted) {
+    std::sort(candidates_.begin(), candidates_.end(),
+              [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+  }
   double kept = 0;
   for (const Candidate& c : candidates_) kept += c.value;
   double left = uniform * kept;
