@@ -39,6 +39,8 @@ function(smartgen_test folder)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
   target_compile_definitions(${target} PRIVATE
     SMARTGEN_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/golden")
+  # What is measured is the libraries; tests compile in half the time this way.
+  target_compile_options(${target} PRIVATE -O1)
   target_link_libraries(${target} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
   gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST TEST_PREFIX "${folder}/"
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")

@@ -72,6 +72,8 @@ class Link {
   // The next item that may go now, from the highest lane; else sets how long to wait.
   std::optional<Item> Next(base::TimePoint now, base::Duration* wait)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns 1 if the caller of Send knows of the message.
+  int64_t Cancel(Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeAll(std::vector<Item>* items) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forward(Item item);
   void GiveBack(Item item);
@@ -295,21 +297,23 @@ void Link::GiveBack(Item item) {
   queues_[static_cast<int>(item.message.lane)].push_front(std::move(item));
 }
 
+int64_t Link::Cancel(Item item) {
+  queued_bytes_ -= item.bytes;
+  // Those without on_done are twins, which nobody knows of.
+  const int64_t known = item.message.on_done ? 1 : 0;
+  cancelled_.push_back(std::move(item));
+  return known;
+}
+
 int64_t Link::CancelTag(uint64_t tag) {
   int64_t dropped = 0;
   {
     base::MutexLock lock(mutex_);
-    const auto take = [&](Item& item) {
-      queued_bytes_ -= item.bytes;
-      // Those without on_done are twins, which nobody knows of.
-      if (item.message.on_done) ++dropped;
-      cancelled_.push_back(std::move(item));
-    };
     for (auto& queue : queues_) {
       std::deque<Item> kept;
       for (Item& item : queue) {
         if (item.message.tag == tag && !item.dropped) {
-          take(item);
+          dropped += Cancel(std::move(item));
         } else {
           kept.push_back(std::move(item));
         }
@@ -318,8 +322,7 @@ int64_t Link::CancelTag(uint64_t tag) {
     }
     for (auto& held : held_) {
       if (!held.has_value() || held->message.tag != tag) continue;
-      take(*held);
-      held.reset();
+      dropped += Cancel(*std::exchange(held, std::nullopt));
     }
     wake_.NotifyOne();
   }

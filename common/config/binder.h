@@ -64,8 +64,11 @@ struct LoadResult {
 };
 
 struct Source {
-  std::string program;            // "prefilld"; names the help text
-  std::string about;              // one line for --help
+  std::string program;  // "prefilld"; names the help text
+  std::string about;    // one line for --help
+  // The usage line of --help; empty: program and flags. A tool's subcommand sets it, and --config
+  // and the environment are then left out of the text.
+  std::string usage;
   std::vector<std::string> args;  // without argv[0]
   // name -> value; empty: the process's environment is read, if use_process_environment says so.
   // Unknown SMARTGEN_* names are errors, but for those in known_environment.

@@ -103,15 +103,20 @@ std::string PrintConfig(const Schema& schema, std::string_view program) {
 }
 
 std::string HelpText(const Schema& schema, const Source& source) {
-  std::string out = fmt::format(
-      "{}: {}\n\nUsage: {} [--config FILE] [--KEY=VALUE ...]\n\n"
-      "  --config FILE    read FILE (YAML) first; also $SMARTGEN_CONFIG\n"
-      "  --print-config   print the merged configuration, secrets masked, and exit\n"
-      "  --help           print this and exit\n"
-      "  --version        print the version and exit\n\n"
-      "The file is overridden by environment variables (key a.b: SMARTGEN_A_B), these by "
-      "flags.\n\n",
-      source.program, source.about, source.program);
+  std::string out = fmt::format("{}: {}\n\nUsage: ", source.program, source.about);
+  if (!source.usage.empty()) {
+    out += source.usage + "\n\n";
+  } else {
+    out += fmt::format(
+        "{} [--config FILE] [--KEY=VALUE ...]\n\n"
+        "  --config FILE    read FILE (YAML) first; also $SMARTGEN_CONFIG\n"
+        "  --print-config   print the merged configuration, secrets masked, and exit\n"
+        "  --help           print this and exit\n"
+        "  --version        print the version and exit\n\n"
+        "The file is overridden by environment variables (key a.b: SMARTGEN_A_B), these by "
+        "flags.\n\n",
+        source.program);
+  }
   for (const Leaf& leaf : schema.leaves) {
     out += fmt::format("  --{}={}\n      {}", leaf.path, TypeText(leaf), leaf.help);
     if (!leaf.default_text.empty()) out += fmt::format(" (default: {})", leaf.default_text);

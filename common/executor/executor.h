@@ -20,7 +20,9 @@ namespace smartgen::executor {
 
 using TokenId = int32_t;
 
-// What products are computed in. kAuto measures a small GEMM of each at start and takes the faster.
+// What products are computed in. kBF16 stores KV in bf16 and allows bf16 products, which are used
+// where the machine has instructions for them that are faster than float. kAuto measures a small
+// GEMM of each at start and takes the faster.
 enum class ComputeType { kAuto, kF32, kBF16 };
 std::string_view ComputeTypeName(ComputeType type);
 absl::StatusOr<ComputeType> ParseComputeType(std::string_view name);

@@ -79,8 +79,8 @@ class Metrics {
   virtual std::string Serialize() = 0;
 };
 
-// Serves GET /metrics over HTTP for daemons that have no HTTP server of their own (civetweb through
-// prometheus-cpp).
+// Serves GET /metrics over HTTP for daemons that have no HTTP server of their own. `metrics` must
+// outlive it.
 class MetricsServer {
  public:
   // Unavailable if the address is taken. "127.0.0.1:0" chooses a port.

@@ -59,9 +59,14 @@ class CheckLayeringTest(unittest.TestCase):
 
     def test_grpc_lives_in_rpc_and_above_only(self):
         for header in ["<grpcpp/grpcpp.h>", '"proto/decode.grpc.pb.h"', '"common.pb.h"']:
-            self.assert_refused("common/transfer/wire.cc", header)
+            self.assert_refused("common/channel/channel.cc", header)
             self.assert_allowed("common/rpc/client.h", header)
             self.assert_allowed("prefill_server/service.h", header)
+
+    def test_a_file_format_may_be_protobuf_in_transfer_but_not_in_its_headers(self):
+        self.assert_allowed("common/transfer/profile.cc", '"common/transfer/profile.pb.h"')
+        self.assert_refused("common/transfer/profile.h", '"common/transfer/profile.pb.h"')
+        self.assert_refused("common/transfer/profile.cc", "<grpcpp/grpcpp.h>")
 
     def test_beast_lives_in_gateway_and_tools_only(self):
         self.assert_allowed("gateway/http.cc", "<boost/beast/http.hpp>")

@@ -185,6 +185,23 @@ TEST(MetricsServerTest, OtherPathsAndMethodsAreRefused) {
               StartsWith("HTTP/1.1 405"));
 }
 
+TEST(MetricsServerTest, ASilentClientDoesNotHoldUpTheEnd) {
+  const auto metrics = Metrics::Create("decoded");
+  auto server = MetricsServer::Start("127.0.0.1:0", metrics.get());
+  ASSERT_TRUE(server.ok()) << server.status();
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>((*server)->port()));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  const auto begin = std::chrono::steady_clock::now();
+  server->reset();
+  // The connection's own limit is five seconds.
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+  close(fd);
+}
+
 TEST(MetricsServerTest, ATakenPortIsReported) {
   const auto metrics = Metrics::Create("decoded");
   const auto first = MetricsServer::Start("127.0.0.1:0", metrics.get());

@@ -323,6 +323,15 @@ TEST(Gguf, CountsThatTheFileCannotHoldAreRefusedBeforeAnythingIsAllocated) {
   }
 }
 
+TEST(Gguf, TheFuzzersSeedsAreSoundModels) {
+  for (const char* name : {"f32_v3", "f16_v2_rope_freqs", "q4_1"}) {
+    const auto model =
+        Model::Open(std::string(SMARTGEN_TEST_DATA) + "/../fuzz/corpus/gguf/" + name);
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ((*model)->config().num_layers(), 1) << name;
+  }
+}
+
 TEST(Gguf, ControlBytesOfAFileDoNotReachMessages) {
   B b = B::TinyLlama();
   b.Set("general.architecture", B::String("\x1b[31mllama\n"));

@@ -1,0 +1,41 @@
+// Our types to the messages of proto/ and back. What comes from outside is checked here as far as
+// it can be without a model (sizes, ranges of enums); SamplingParams::Check(vocab_size) is the
+// caller's.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/kv/layout.h"
+#include "common/sampling/sampler.h"
+
+namespace smartgen::v1 {
+class GeneratedToken;
+class KvLayout;
+class SamplingParams;
+}  // namespace smartgen::v1
+
+namespace smartgen::rpc {
+
+// As many as a vocabulary may hold is never needed; OpenAI allows 300.
+inline constexpr int kMaxLogitBias = 4096;
+inline constexpr int kMaxEosIds = 256;
+
+void ToProto(const kv::KvLayout& layout, v1::KvLayout* proto);
+// InvalidArgument names the field. The result has passed KvLayout::Check.
+absl::StatusOr<kv::KvLayout> FromProto(const v1::KvLayout& proto);
+
+void ToProto(const sampling::SamplingParams& params, v1::SamplingParams* proto);
+absl::StatusOr<sampling::SamplingParams> FromProto(const v1::SamplingParams& proto);
+
+void ToProto(const sampling::SampledToken& token, v1::GeneratedToken* proto);
+absl::StatusOr<sampling::SampledToken> FromProto(const v1::GeneratedToken& proto);
+
+// 16 bytes, big endian, so that the hex digits in logs are the bytes' order.
+std::string TransferIdBytes(const base::TransferId& id);
+// InvalidArgument: not 16 bytes, or all zero.
+absl::StatusOr<base::TransferId> ParseTransferId(std::string_view bytes);
+
+}  // namespace smartgen::rpc

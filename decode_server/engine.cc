@@ -1,0 +1,354 @@
+#include "decode_server/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/log.h"
+#include "decode_server/engine_metrics.h"
+
+namespace smartgen::decode_server {
+namespace {
+
+// How long the engine sleeps when only time can change something (deadlines, transfers, room that
+// comes back).
+constexpr base::Duration kTick = std::chrono::milliseconds(10);
+constexpr base::Duration kIdle = std::chrono::seconds(1);
+
+std::span<const int32_t> Span(const std::vector<int32_t>& tokens) { return tokens; }
+
+}  // namespace
+
+DecodeEngine::DecodeEngine(Options options, Parts parts, bool start_thread)
+    : options_(options),
+      parts_(parts),
+      max_tokens_(std::min(parts.pool->layout().token_capacity,
+                           parts.pool->total_pages() * kv::kPageTokens)),
+      hot_(std::make_unique<Hot>(*parts.metrics)),
+      watchdog_(parts.clock, options.watchdog),
+      mailbox_(std::make_shared<base::Mailbox>()),
+      logits_(static_cast<size_t>(options.max_batch) * parts.executor->config().vocab_size) {
+  if (start_thread) thread_ = std::thread([this] { Run(); });
+}
+
+DecodeEngine::~DecodeEngine() { Stop(); }
+
+void DecodeEngine::Stop() {
+  refuse_new_ = true;
+  if (stop_.exchange(true)) return;
+  CancelAll(base::Unavailable("decoded is stopping"));
+  mailbox_->Close();
+  if (thread_.joinable()) thread_.join();
+  for (auto& task : mailbox_->Take()) task();
+  Sweep();
+  UpdateLoad();
+}
+
+absl::Status DecodeEngine::CheckSpec(const GenerateSpec& spec) const {
+  const int vocab = parts_.executor->config().vocab_size;
+  if (spec.prompt.empty())
+    return base::InvalidArgument("prompt_ids: want at least one token, got none");
+  const auto length = static_cast<int64_t>(spec.prompt.size() + spec.generated.size());
+  const int64_t capacity = parts_.pool->layout().token_capacity;
+  if (length >= capacity) {
+    return base::InvalidArgument(
+        "prompt_ids: {} tokens leave no room for a further one in the context of {}", length,
+        capacity);
+  }
+  if (length >= max_tokens_) {
+    return base::ResourceExhausted(
+        "{} tokens and a further one can never fit: this instance has KV room for {} in all",
+        length, max_tokens_);
+  }
+  if (spec.max_tokens <= static_cast<int64_t>(spec.generated.size())) {
+    return base::InvalidArgument(
+        "max_tokens: want more than the {} tokens generated already, got {}", spec.generated.size(),
+        spec.max_tokens);
+  }
+  for (const auto* ids : {&spec.prompt, &spec.generated}) {
+    for (size_t i = 0; i < ids->size(); ++i) {
+      if ((*ids)[i] < 0 || (*ids)[i] >= vocab) {
+        return base::InvalidArgument("{}[{}]: want 0 to {}, got {}",
+                                     ids == &spec.prompt ? "prompt_ids" : "generated_ids", i,
+                                     vocab - 1, (*ids)[i]);
+      }
+    }
+  }
+  return spec.sampling.Check(vocab);
+}
+
+absl::StatusOr<std::shared_ptr<Request>> DecodeEngine::Submit(
+    GenerateSpec spec, std::shared_ptr<GenerateListener> listener) {
+  if (refuse_new_) return base::Unavailable("decoded is draining: it takes no new work");
+  RETURN_IF_ERROR(CheckSpec(spec));
+  uint64_t serial = 0;
+  {
+    base::MutexLock lock(mutex_);
+    if (load_.waiting + submitted_ >= options_.max_waiting) {
+      return base::ResourceExhausted(
+          "{} requests are waiting for KV room already (max_waiting); try again later",
+          options_.max_waiting);
+    }
+    ++submitted_;
+    serial = ++serial_;
+  }
+  auto request =
+      std::make_shared<Request>(std::move(spec), std::move(listener), parts_.clock->Now(), serial);
+  const bool posted = mailbox_->Post([this, request] {
+    {
+      base::MutexLock lock(mutex_);
+      --submitted_;
+    }
+    waiting_.push_back(request);
+  });
+  if (!posted) return base::Unavailable("decoded is stopping");
+  return request;
+}
+
+void DecodeEngine::Cancel(const RequestPtr& request, const absl::Status& reason) {
+  request->Cancel(reason);
+  mailbox_->Post([] {});  // wakes the engine
+}
+
+void DecodeEngine::CancelAll(const absl::Status& reason) {
+  mailbox_->Post([this, reason] {
+    for (const auto& request : waiting_) request->Cancel(reason);
+    for (const auto& request : active_) request->Cancel(reason);
+  });
+}
+
+DecodeEngine::Load DecodeEngine::load() const {
+  base::MutexLock lock(mutex_);
+  Load load = load_;
+  load.waiting += submitted_;
+  return load;
+}
+
+void DecodeEngine::UpdateLoad() {
+  watchdog_.SetBusy(!active_.empty() || !waiting_.empty());
+  int64_t used = 0;
+  for (const auto& request : active_) {
+    if (request->sequence != nullptr)
+      used += static_cast<int64_t>(request->sequence->pages().size());
+  }
+  used_pages_ = used;
+  base::MutexLock lock(mutex_);
+  load_.waiting = static_cast<int64_t>(waiting_.size());
+  load_.running = static_cast<int64_t>(active_.size());
+}
+
+void DecodeEngine::CollectMetrics() {
+  const Load now = load();
+  hot_->running.Set(static_cast<double>(now.running));
+  hot_->waiting.Set(static_cast<double>(now.waiting));
+  const int64_t free = parts_.pool->free_pages();
+  const int64_t used = used_pages_;
+  hot_->pages_free.Set(static_cast<double>(free));
+  hot_->pages_used.Set(static_cast<double>(used));
+  // Pages that several share are counted with each; what is left over is the cache's.
+  hot_->pages_cached.Set(
+      static_cast<double>(std::max<int64_t>(parts_.pool->total_pages() - free - used, 0)));
+}
+
+void DecodeEngine::Run() {
+  while (!stop_) {
+    if (Step()) continue;
+    mailbox_->WaitFor(waiting_.empty() && active_.empty() ? kIdle : kTick);
+  }
+}
+
+bool DecodeEngine::Step() {
+  watchdog_.Touch();
+  for (auto& task : mailbox_->Take()) task();
+  Sweep();
+  Admit();
+  WatchAttempts();
+  UpdateLoad();
+  const bool decoded = RunDecodeStep();
+  const bool prefilled = !local_.empty();
+  if (prefilled) RunLocalChunk();
+  UpdateLoad();
+  return decoded || prefilled;
+}
+
+void DecodeEngine::Sweep() {
+  std::vector<RequestPtr> all(waiting_.begin(), waiting_.end());
+  all.insert(all.end(), active_.begin(), active_.end());
+  for (const auto& request : all) {
+    if (!request->cancelled() && request->spec.deadline.Expired(*parts_.clock)) {
+      request->Cancel(base::DeadlineExceeded("the deadline passed while the request was {}",
+                                             RequestStateName(request->state())));
+    }
+    if (!request->cancelled() && stop_) request->Cancel(base::Unavailable("decoded is stopping"));
+    if (request->cancelled()) Fail(request, request->cancel_reason());
+  }
+}
+
+void DecodeEngine::StartLocal(const RequestPtr& request) {
+  request->Advance(RequestState::kLocalPrefill);
+  request->local_done = request->sequence->prefix_tokens();
+  request->stats.mode = Mode::kLocal;
+  request->stats.prefill_address.clear();
+  local_.push_back(request);
+}
+
+void DecodeEngine::RunLocalChunk() {
+  const RequestPtr request = local_.front();
+  local_.pop_front();
+  const bool streams = std::any_of(active_.begin(), active_.end(), [](const RequestPtr& other) {
+    return other->state() == RequestState::kDecoding;
+  });
+  const int64_t limit = streams ? std::min(options_.local_chunk_tokens, options_.max_prefill_tokens)
+                                : options_.max_prefill_tokens;
+  const int64_t length = std::min(limit, request->length() - request->local_done);
+  const bool last = request->local_done + length == request->length();
+  const std::span<float> logits = std::span<float>(logits_).first(
+      last ? static_cast<size_t>(parts_.executor->config().vocab_size) : 0);
+  const absl::Status status = ComputeChunk(*request, length, logits);
+  if (!status.ok()) return Fail(request, request->cancelled() ? request->cancel_reason() : status);
+  const bool again = request->stats.preemptions > 0 || request->generated() > 0;
+  (again ? hot_->recomputed_tokens : hot_->local_tokens).Add(static_cast<double>(length));
+  request->local_done += length;
+  if (!last) {
+    local_.push_back(request);
+    return;
+  }
+  parts_.prefix_cache->Insert(Span(request->tokens), *request->sequence);
+  request->stats.prefill_seconds += base::ToSeconds(parts_.clock->Now() - request->prefill_started);
+  hot_->prefill_seconds.Observe(base::ToSeconds(parts_.clock->Now() - request->prefill_started));
+  request->Advance(RequestState::kDecoding);
+  request->decode_started = parts_.clock->Now();
+  SampleAndDeliver(request, logits);
+}
+
+absl::Status DecodeEngine::ComputeChunk(Request& request, int64_t length, std::span<float> logits) {
+  executor::PrefillChunk chunk;
+  chunk.sequence = request.sequence.get();
+  chunk.start = request.local_done;
+  chunk.tokens = Span(request.tokens)
+                     .subspan(static_cast<size_t>(request.local_done), static_cast<size_t>(length));
+  chunk.last_logits = logits;
+  chunk.cancelled = [&] {
+    watchdog_.Touch();
+    return stop_ || request.cancelled() || request.spec.deadline.Expired(*parts_.clock);
+  };
+  const absl::Status status = parts_.executor->Prefill(chunk);
+  if (absl::IsCancelled(status) && !request.cancelled()) {
+    return stop_ ? base::Unavailable("decoded is stopping")
+                 : base::DeadlineExceeded("the deadline passed while the prompt was computed");
+  }
+  return status;
+}
+
+bool DecodeEngine::RunDecodeStep() {
+  const std::vector<RequestPtr> batch = CollectBatch();
+  if (batch.empty()) return false;
+  const auto vocab = static_cast<size_t>(parts_.executor->config().vocab_size);
+  std::vector<executor::DecodeSlot> slots(batch.size());
+  for (size_t i = 0; i < batch.size(); ++i) {
+    slots[i].sequence = batch[i]->sequence.get();
+    slots[i].position = batch[i]->length() - 1;
+    slots[i].token = batch[i]->tokens.back();
+    slots[i].logits = std::span<float>(logits_).subspan(i * vocab, vocab);
+  }
+  const absl::Status status = parts_.executor->Decode(slots);
+  if (!status.ok()) {
+    SMARTGEN_LOG(error, "decode", "a step of {} streams failed, trying them one by one: {}",
+                 batch.size(), base::MessageOf(status));
+    DecodeSingly(batch);
+    return true;
+  }
+  for (size_t i = 0; i < batch.size(); ++i) SampleAndDeliver(batch[i], slots[i].logits);
+  return true;
+}
+
+std::vector<DecodeEngine::RequestPtr> DecodeEngine::CollectBatch() {
+  std::vector<RequestPtr> ready;
+  for (const auto& request : active_) {
+    if (request->state() == RequestState::kDecoding) ready.push_back(request);
+  }
+  for (const auto& request : ready) {
+    if (request->state() == RequestState::kDecoding) GrowOrPreempt(request);
+  }
+  std::erase_if(
+      ready, [](const RequestPtr& request) { return request->state() != RequestState::kDecoding; });
+  return ready;
+}
+
+void DecodeEngine::DecodeSingly(const std::vector<RequestPtr>& batch) {
+  const auto vocab = static_cast<size_t>(parts_.executor->config().vocab_size);
+  for (const auto& request : batch) {
+    executor::DecodeSlot slot;
+    slot.sequence = request->sequence.get();
+    slot.position = request->length() - 1;
+    slot.token = request->tokens.back();
+    slot.logits = std::span<float>(logits_).first(vocab);
+    const absl::Status status = parts_.executor->Decode({&slot, 1});
+    if (status.ok()) {
+      SampleAndDeliver(request, slot.logits);
+    } else {
+      Fail(request, base::Annotate(status, "decode step"));
+    }
+  }
+}
+
+bool DecodeEngine::SampleAndDeliver(const RequestPtr& request, std::span<float> logits) {
+  const absl::StatusOr<sampling::SampledToken> token =
+      request->sampler.Sample(logits, request->length());
+  if (!token.ok()) {
+    Fail(request, token.status());
+    return false;
+  }
+  hot_->generated.Add();
+  return Deliver(request, *token);
+}
+
+bool DecodeEngine::Deliver(const RequestPtr& request, const sampling::SampledToken& token) {
+  request->sampler.Accept(token.id);
+  request->tokens.push_back(token.id);
+  request->listener->Token(token);
+  if (request->sampler.IsEos(token.id)) {
+    Finish(request, FinishReason::kStop);
+    return false;
+  }
+  if (request->generated() >= request->spec.max_tokens || request->length() >= max_tokens_) {
+    Finish(request, FinishReason::kLength);
+    return false;
+  }
+  return true;
+}
+
+void DecodeEngine::Finish(const RequestPtr& request, FinishReason reason) {
+  if (request->state() == RequestState::kDecoding) {
+    const double seconds = base::ToSeconds(parts_.clock->Now() - request->decode_started);
+    request->stats.decode_seconds += seconds;
+    hot_->decode_seconds.Observe(request->stats.decode_seconds);
+    // The last token's KV was never computed.
+    parts_.prefix_cache->Insert(Span(request->tokens).first(request->tokens.size() - 1),
+                                *request->sequence);
+  }
+  CloseRequest(request);
+  request->stats.generated_tokens = request->generated();
+  parts_.metrics
+      ->GetCounter("plan_mode_total",
+                   {{"mode", request->stats.mode == Mode::kLocal ? "local" : "full"}})
+      .Add();
+  request->listener->Finished(reason, request->stats);
+}
+
+void DecodeEngine::Fail(const RequestPtr& request, const absl::Status& status) {
+  SMARTGEN_LOG(info, "decode", "request ended in state {} with {} tokens: {}",
+               RequestStateName(request->state()), request->generated(), base::MessageOf(status));
+  CloseRequest(request);
+  request->listener->Failed(status);
+}
+
+void DecodeEngine::CloseRequest(const RequestPtr& request) {
+  EndAttempt(*request);
+  std::erase(waiting_, request);
+  std::erase(active_, request);
+  std::erase(local_, request);
+  request->sequence.reset();
+  request->Advance(RequestState::kFinished);
+}
+
+}  // namespace smartgen::decode_server

@@ -1,0 +1,150 @@
+// Runs generations: admission by KV room, remote or local prefill, continuous batching,
+// pre-emption, fallback. One thread (Run) owns the executor and all requests.
+//
+// A step is: take events, drop what was cancelled, admit, look after transfers, one decode step of
+// all streams that are ready, one chunk of one local prefill (a short chunk while streams run, so
+// that they do not stall).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/mailbox.h"
+#include "common/base/mutex.h"
+#include "common/base/watchdog.h"
+#include "common/executor/executor.h"
+#include "common/kv/pool.h"
+#include "common/kv/prefix_cache.h"
+#include "common/metrics/metrics.h"
+#include "decode_server/remote_prefill.h"
+#include "decode_server/request.h"
+
+namespace smartgen::decode_server {
+
+class DecodeEngine {
+ public:
+  struct Options {
+    int max_batch = 64;             // requests that run (hold KV) at once
+    int max_waiting = 256;          // beyond: ResourceExhausted
+    int max_prefill_tokens = 2048;  // chunk of a local prefill when no stream runs
+    int local_chunk_tokens = 256;   // and while streams run
+    int64_t local_below_tokens =
+        0;                 // kAuto: prompts with fewer tokens to compute are prefilled here
+    int max_attempts = 3;  // prefill instances tried for a request
+    base::Duration prefill_timeout =
+        std::chrono::seconds(120);  // for token 1 from a prefill instance
+    base::Duration transfer_timeout = std::chrono::seconds(60);  // for the KV after token 1
+    base::Duration stall = std::chrono::milliseconds(1000);      // no byte for this long: ask again
+    int max_fetches = 3;  // asked in vain so often: stalled for good
+    base::Duration watchdog = std::chrono::seconds(60);
+  };
+  struct Parts {
+    executor::Executor* executor;
+    kv::KvPool* pool;
+    kv::PrefixCache* prefix_cache;
+    PrefillDirectory* directory;
+    const base::Clock* clock;
+    metrics::Metrics* metrics;
+  };
+  struct Load {
+    int64_t waiting = 0;
+    int64_t running = 0;
+  };
+
+  // With `start_thread` it runs by itself; otherwise a test calls Step.
+  DecodeEngine(Options options, Parts parts, bool start_thread = true);
+  ~DecodeEngine();
+  // Fails what is left with Unavailable and stops the thread. Idempotent; later calls are refused.
+  // The directory's attempts may outlive this.
+  void Stop();
+
+  // InvalidArgument (ids, lengths, parameters), ResourceExhausted (queue full; more KV than the
+  // pool has), Unavailable (draining). After OK the listener hears of the request.
+  absl::StatusOr<std::shared_ptr<Request>> Submit(GenerateSpec spec,
+                                                  std::shared_ptr<GenerateListener> listener);
+  void Cancel(const std::shared_ptr<Request>& request, const absl::Status& reason);
+  // Ends everything with `reason` (the drain's end).
+  void CancelAll(const absl::Status& reason);
+
+  void RefuseNew() { refuse_new_.store(true); }
+  Load load() const;
+  bool stuck() const { return watchdog_.Stuck(); }
+  void CollectMetrics();
+  // The longest sequence that can be: the layout's capacity, or what the pool holds if that is
+  // less.
+  int64_t max_tokens() const { return max_tokens_; }
+
+  // One step; false if there was nothing to compute.
+  bool Step();
+
+ private:
+  struct Hot;
+  using RequestPtr = std::shared_ptr<Request>;
+
+  absl::Status CheckSpec(const GenerateSpec& spec) const;
+  void Run();
+  void Sweep();
+  // engine_admission.cc
+  void Admit();
+  bool ReserveRoom(Request& request);
+  void BeginPrefill(const RequestPtr& request);
+  void Preempt(const RequestPtr& request);
+  bool GrowOrPreempt(const RequestPtr& request);
+  // engine_remote.cc
+  void TryRemote(const RequestPtr& request);
+  absl::Status StartAttempt(const RequestPtr& request, const std::string& address);
+  AttemptEvents MakeEvents(const RequestPtr& request);
+  void EndAttempt(Request& request);
+  void AttemptFailed(const RequestPtr& request, Fallback reason, const absl::Status& status);
+  void CountFallback(Request& request, Fallback reason, std::string_view detail);
+  void OnToken(const RequestPtr& request, const sampling::SampledToken& token);
+  void OnDone(const RequestPtr& request, bool transfer, double prefill_seconds);
+  void OnComplete(const RequestPtr& request);
+  void WatchAttempts();
+  void WatchTransfer(const RequestPtr& request, base::TimePoint now);
+  void EnterDecoding(const RequestPtr& request);
+  // engine.cc
+  void StartLocal(const RequestPtr& request);
+  void RunLocalChunk();
+  absl::Status ComputeChunk(Request& request, int64_t length, std::span<float> logits);
+  bool RunDecodeStep();
+  std::vector<RequestPtr> CollectBatch();
+  void DecodeSingly(const std::vector<RequestPtr>& batch);
+  // False if the request has ended.
+  bool SampleAndDeliver(const RequestPtr& request, std::span<float> logits);
+  bool Deliver(const RequestPtr& request, const sampling::SampledToken& token);
+  void Finish(const RequestPtr& request, FinishReason reason);
+  void Fail(const RequestPtr& request, const absl::Status& status);
+  void CloseRequest(const RequestPtr& request);
+  void UpdateLoad();
+
+  const Options options_;
+  const Parts parts_;
+  const int64_t max_tokens_;
+  std::unique_ptr<Hot> hot_;
+  base::Watchdog watchdog_;
+  std::shared_ptr<base::Mailbox> mailbox_;  // events of attempts hold it as well
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> refuse_new_{false};
+  std::atomic<int64_t> used_pages_{0};
+
+  mutable base::Mutex mutex_;
+  Load load_ ABSL_GUARDED_BY(mutex_);
+  int64_t submitted_ ABSL_GUARDED_BY(mutex_) = 0;  // accepted, not yet seen by the engine's thread
+  uint64_t serial_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  // Engine's thread only.
+  std::deque<RequestPtr> waiting_;
+  std::vector<RequestPtr> active_;  // in order of arrival
+  std::deque<RequestPtr> local_;    // kLocalPrefill, taking turns
+  std::vector<float> logits_;       // max_batch rows
+
+  std::thread thread_;
+};
+
+}  // namespace smartgen::decode_server

@@ -1,0 +1,43 @@
+// The metrics that the engine writes often.
+#pragma once
+
+#include "common/metrics/metrics.h"
+#include "decode_server/engine.h"
+
+namespace smartgen::decode_server {
+
+struct DecodeEngine::Hot {
+  explicit Hot(metrics::Metrics& m)
+      : queue_seconds(m.GetHistogram("stage_seconds", {{"stage", "queue"}})),
+        prefill_seconds(m.GetHistogram("stage_seconds", {{"stage", "prefill"}})),
+        exposed_seconds(m.GetHistogram("stage_seconds", {{"stage", "transfer_exposed"}})),
+        decode_seconds(m.GetHistogram("stage_seconds", {{"stage", "decode"}})),
+        local_tokens(m.GetCounter("prompt_tokens_total", {{"source", "local"}})),
+        prefix_tokens(m.GetCounter("prompt_tokens_total", {{"source", "prefix"}})),
+        remote_tokens(m.GetCounter("prompt_tokens_total", {{"source", "remote"}})),
+        recomputed_tokens(m.GetCounter("prompt_tokens_total", {{"source", "recomputed"}})),
+        generated(m.GetCounter("generation_tokens_total")),
+        preemptions(m.GetCounter("preemptions_total")),
+        running(m.GetGauge("requests_running")),
+        waiting(m.GetGauge("requests_waiting")),
+        pages_free(m.GetGauge("kv_pages", {{"state", "free"}})),
+        pages_used(m.GetGauge("kv_pages", {{"state", "used"}})),
+        pages_cached(m.GetGauge("kv_pages", {{"state", "cached"}})) {}
+  metrics::Histogram& queue_seconds;
+  metrics::Histogram& prefill_seconds;
+  metrics::Histogram& exposed_seconds;
+  metrics::Histogram& decode_seconds;
+  metrics::Counter& local_tokens;
+  metrics::Counter& prefix_tokens;
+  metrics::Counter& remote_tokens;
+  metrics::Counter& recomputed_tokens;
+  metrics::Counter& generated;
+  metrics::Counter& preemptions;
+  metrics::Gauge& running;
+  metrics::Gauge& waiting;
+  metrics::Gauge& pages_free;
+  metrics::Gauge& pages_used;
+  metrics::Gauge& pages_cached;
+};
+
+}  // namespace smartgen::decode_server

@@ -1,0 +1,226 @@
+// Remote prefill as the engine sees it: attempts, their events, stalls, fallback.
+#include <algorithm>
+#include <utility>
+
+#include "common/base/log.h"
+#include "decode_server/engine.h"
+#include "decode_server/engine_metrics.h"
+
+namespace smartgen::decode_server {
+namespace {
+
+// A transfer that got no byte for this many stall intervals is stalled even where the prefill side
+// has not handed out everything yet, or other transfers of the pairing move (it may queue behind
+// them).
+constexpr int kPatience = 10;
+
+}  // namespace
+
+void DecodeEngine::TryRemote(const RequestPtr& request) {
+  std::vector<std::string> candidates = parts_.directory->Healthy(request->spec.prefill_ranking);
+  std::erase_if(candidates, [&](const std::string& address) {
+    return std::find(request->tried.begin(), request->tried.end(), address) != request->tried.end();
+  });
+  const bool first_attempt = request->tried.empty();
+  for (const std::string& address : candidates) {
+    if (static_cast<int>(request->tried.size()) >= options_.max_attempts) break;
+    const absl::Status status = StartAttempt(request, address);
+    if (status.ok()) return;
+    request->tried.push_back(address);
+    CountFallback(*request, Fallback::kPeerDown,
+                  fmt::format("{}: {}", address, base::MessageOf(status)));
+  }
+  if (first_attempt && request->tried.empty()) {
+    CountFallback(*request, Fallback::kNoInstance, "no prefill instance is healthy");
+  }
+  SMARTGEN_LOG(warn, "decode", "prefilling {} tokens locally reason={}", request->length(),
+               request->stats.fallback_reason);
+  StartLocal(request);
+}
+
+absl::Status DecodeEngine::StartAttempt(const RequestPtr& request, const std::string& address) {
+  AttemptSpec spec;
+  spec.tokens = request->tokens;
+  spec.decode_cached_tokens = request->sequence->prefix_tokens();
+  spec.prompt_tokens = request->stats.prompt_tokens;
+  spec.sampling = request->spec.sampling;
+  // Near the context's end fewer may come than were asked for.
+  spec.max_tokens =
+      std::min(request->spec.max_tokens - request->generated(), max_tokens_ - request->length());
+  spec.deadline = base::Deadline::Earlier(
+      request->spec.deadline, base::Deadline::After(*parts_.clock, options_.prefill_timeout));
+  spec.sequence = request->sequence;
+  request->remote = {};
+  request->remote.number = ++request->attempts;
+  request->remote.address = address;
+  ASSIGN_OR_RETURN(request->remote.attempt,
+                   parts_.directory->Start(address, std::move(spec), MakeEvents(request)));
+  request->remote.renewed_at = parts_.clock->Now();
+  request->Advance(RequestState::kRemotePrefill);
+  request->stats.mode = Mode::kFull;
+  request->stats.prefill_address = address;
+  return absl::OkStatus();
+}
+
+AttemptEvents DecodeEngine::MakeEvents(const RequestPtr& request) {
+  // Events may come while and after the engine stops: the mailbox outlives it and drops them. An
+  // event of an attempt that is no longer the request's is dropped on the engine's thread.
+  const auto post = [mailbox = mailbox_, request, number = request->attempts](auto task) {
+    mailbox->Post([request, number, task = std::move(task)] {
+      const bool current = request->remote.attempt != nullptr && request->remote.number == number;
+      if (current && request->state() != RequestState::kFinished) task();
+    });
+  };
+  AttemptEvents events;
+  events.on_started = [this, post, request](int64_t cached, double) {
+    post([this, request, cached] {
+      request->remote.started = true;
+      request->remote.renewed_at = parts_.clock->Now();
+      request->stats.cached_tokens =
+          std::max(request->stats.cached_tokens, std::min(cached, request->stats.prompt_tokens));
+    });
+  };
+  events.on_token = [this, post, request](sampling::SampledToken token) {
+    post([this, request, token = std::move(token)] { OnToken(request, token); });
+  };
+  events.on_done = [this, post, request](bool transfer, double seconds) {
+    post([this, request, transfer, seconds] { OnDone(request, transfer, seconds); });
+  };
+  events.on_complete = [this, post, request] { post([this, request] { OnComplete(request); }); };
+  events.on_sent = [post, request] { post([request] { request->remote.sent = true; }); };
+  events.on_failed = [this, post, request](Fallback reason, const absl::Status& status) {
+    post([this, request, reason, status] { AttemptFailed(request, reason, status); });
+  };
+  return events;
+}
+
+void DecodeEngine::EndAttempt(Request& request) {
+  if (request.remote.attempt == nullptr) return;
+  request.stats.transfer_bytes += request.remote.attempt->progress().bytes;
+  request.remote.attempt->End();
+  request.remote.attempt.reset();
+}
+
+void DecodeEngine::CountFallback(Request& request, Fallback reason, std::string_view detail) {
+  const std::string_view name = FallbackName(reason);
+  request.stats.fallback_reason = std::string(name);
+  parts_.metrics->GetCounter("fallback_total", {{"reason", name}}).Add();
+  SMARTGEN_LOG(warn, "decode", "fallback reason={} state={}: {}", name,
+               RequestStateName(request.state()), detail);
+}
+
+void DecodeEngine::AttemptFailed(const RequestPtr& request, Fallback reason,
+                                 const absl::Status& status) {
+  CountFallback(*request, reason,
+                fmt::format("{}: {}", request->remote.address, base::MessageOf(status)));
+  request->tried.push_back(request->remote.address);
+  EndAttempt(*request);
+  // A payload under way may still write into the old pages: going on happens in others.
+  request->sequence.reset();
+  if (!ReserveRoom(*request)) {
+    std::erase(active_, request);
+    request->Advance(RequestState::kWaiting);
+    waiting_.push_front(request);
+    return;
+  }
+  BeginPrefill(request);
+}
+
+void DecodeEngine::OnToken(const RequestPtr& request, const sampling::SampledToken& token) {
+  if (request->state() != RequestState::kRemotePrefill) return;  // came twice
+  const int vocab = parts_.executor->config().vocab_size;
+  if (token.id < 0 || token.id >= vocab) {
+    AttemptFailed(
+        request, Fallback::kPrefillError,
+        base::OutOfRange("token 1: want an id from 0 to {}, got {}", vocab - 1, token.id));
+    return;
+  }
+  const base::TimePoint now = parts_.clock->Now();
+  const double seconds = base::ToSeconds(now - request->prefill_started);
+  request->stats.prefill_seconds += seconds;
+  hot_->prefill_seconds.Observe(seconds);
+  request->Advance(RequestState::kReceiving);
+  request->remote.token_at = request->remote.progress_at = now;
+  if (!Deliver(request, token)) return;
+  if (request->remote.kv_complete) EnterDecoding(request);
+}
+
+void DecodeEngine::OnDone(const RequestPtr& request, bool transfer, double) {
+  if (transfer || request->state() != RequestState::kReceiving) return;
+  AttemptFailed(
+      request, Fallback::kPrefillError,
+      base::Internal("the prefill side ended the transfer after a token that ends nothing here"));
+}
+
+void DecodeEngine::OnComplete(const RequestPtr& request) {
+  request->remote.kv_complete = true;
+  if (request->state() == RequestState::kReceiving) EnterDecoding(request);
+}
+
+void DecodeEngine::EnterDecoding(const RequestPtr& request) {
+  const base::TimePoint now = parts_.clock->Now();
+  const double exposed = base::ToSeconds(now - request->remote.token_at);
+  request->stats.transfer_exposed_seconds += exposed;
+  hot_->exposed_seconds.Observe(exposed);
+  const int64_t computed = request->length() - 1;  // the token just sent has no KV yet
+  hot_->remote_tokens.Add(static_cast<double>(computed - request->sequence->prefix_tokens()));
+  EndAttempt(*request);
+  parts_.prefix_cache->Insert(
+      std::span<const int32_t>(request->tokens).first(static_cast<size_t>(computed)),
+      *request->sequence);
+  request->Advance(RequestState::kDecoding);
+  request->decode_started = now;
+}
+
+void DecodeEngine::WatchAttempts() {
+  const base::TimePoint now = parts_.clock->Now();
+  const std::vector<RequestPtr> active = active_;
+  for (const auto& request : active) {
+    auto& remote = request->remote;
+    if (remote.attempt == nullptr) continue;
+    if (remote.started && now - remote.renewed_at > remote.attempt->lease() / 3) {
+      remote.attempt->RenewLease();
+      remote.renewed_at = now;
+    }
+    if (request->state() == RequestState::kReceiving) WatchTransfer(request, now);
+  }
+}
+
+void DecodeEngine::WatchTransfer(const RequestPtr& request, base::TimePoint now) {
+  auto& remote = request->remote;
+  if (now - remote.token_at > options_.transfer_timeout) {
+    AttemptFailed(request, Fallback::kTransferTimeout,
+                  base::DeadlineExceeded("KV was not complete {} s after the token",
+                                         base::ToSeconds(options_.transfer_timeout)));
+    return;
+  }
+  const PrefillAttempt::Progress progress = remote.attempt->progress();
+  if (progress.bytes != remote.progress_bytes) {
+    remote.progress_bytes = progress.bytes;
+    remote.progress_at = now;
+    remote.pairing_bytes = progress.pairing_bytes;
+    remote.pairing_at = now;
+    remote.fetches = 0;
+    return;
+  }
+  if (progress.pairing_bytes != remote.pairing_bytes) {
+    remote.pairing_bytes = progress.pairing_bytes;
+    remote.pairing_at = now;
+  }
+  const bool quiet =
+      remote.sent && now - std::max(remote.pairing_at, remote.progress_at) > options_.stall;
+  if (!quiet && now - remote.progress_at <= kPatience * options_.stall) return;
+  if (remote.fetches >= options_.max_fetches) {
+    AttemptFailed(request, Fallback::kTransferStalled,
+                  base::DataLoss("KV did not come though asked for {} times", remote.fetches));
+    return;
+  }
+  ++remote.fetches;
+  remote.progress_at = now;
+  parts_.metrics->GetCounter("fallback_total", {{"reason", "kv_missing"}}).Add();
+  SMARTGEN_LOG(warn, "decode", "KV stalled from {}: asking again ({} of {})", remote.address,
+               remote.fetches, options_.max_fetches);
+  remote.attempt->FetchMissing();
+}
+
+}  // namespace smartgen::decode_server

@@ -1,0 +1,80 @@
+#include "decode_server/options.h"
+
+#include <utility>
+
+namespace smartgen::decode_server {
+
+void Options::Bind(config::Binder& b) {
+  b.Field("model", &model,
+          "GGUF file, safetensors folder, or a name that smartgen fetch-model knows");
+  b.Field("listen", &listen, "gRPC address, host:port; port 0: a free one");
+  b.Section("metrics", [&](config::Binder& s) {
+    s.Field("listen", &metrics_listen, "HTTP address of /metrics; empty: none");
+  });
+  b.Field("prefill", &prefill, "gRPC addresses of prefill instances, host:port");
+  security.Bind(b);
+  b.Choice("mode", &mode, {"auto", "full", "local"}, "for requests that name none");
+  b.Choice("compute", &compute, {"auto", "f32", "bf16"},
+           "what products are computed in; auto: the faster here");
+  b.Field("threads", &threads, "compute threads; 0: one a core");
+  b.Field("context_length", &context_length, "longest sequence in tokens; 0: the model's");
+  b.Bytes("kv_bytes", &kv_bytes, "memory for KV pages; 0: a quarter of what is available");
+  b.Field("prefix_cache", &prefix_cache, "keep finished requests' KV for prompts that begin alike");
+  b.Field("max_batch", &max_batch, "requests that run at once");
+  b.Field("max_waiting", &max_waiting, "requests that may wait for room");
+  b.Field("max_prefill_tokens", &max_prefill_tokens,
+          "chunk of a local prefill when no stream runs");
+  b.Field("local_chunk_tokens", &local_chunk_tokens, "chunk of a local prefill while streams run");
+  b.Field("local_below_tokens", &local_below_tokens,
+          "mode auto: prompts with fewer tokens to compute stay here");
+  b.Field("max_attempts", &max_attempts, "prefill instances tried for a request");
+  b.Field("checksum", &checksum, "checksum over every KV message");
+  b.Time("heartbeat", &heartbeat, "interval; three missed: the peer is down");
+  b.Time("pairing_timeout", &pairing_timeout, "for each step of pairing with a prefill instance");
+  b.Time("prefill_timeout", &prefill_timeout, "for the first token from a prefill instance");
+  b.Time("transfer_timeout", &transfer_timeout, "for the KV after the first token");
+  b.Time("stall", &stall, "without KV for this long, it is asked for again");
+  b.Time("request_timeout", &request_timeout, "longest time for one request");
+  b.Time("drain_timeout", &drain_timeout, "how long running work may take after SIGTERM");
+  b.Time("watchdog", &watchdog, "without a step for this long while work waits: not healthy");
+  b.Section("log", [&](config::Binder& s) {
+    s.Choice("level", &log_level, {"trace", "debug", "info", "warn", "error", "off"},
+             "least level that is logged");
+    s.Choice("format", &log_format, {"text", "json"}, "log line format");
+  });
+}
+
+absl::Status Options::Check() const {
+  const std::pair<const char*, int64_t> at_least_one[] = {
+      {"max_batch", max_batch},
+      {"max_waiting", max_waiting},
+      {"max_prefill_tokens", max_prefill_tokens},
+      {"local_chunk_tokens", local_chunk_tokens},
+      {"max_attempts", max_attempts}};
+  for (const auto& [name, value] : at_least_one) {
+    if (value < 1) return base::InvalidArgument("{}: want at least 1, got {}", name, value);
+  }
+  const std::pair<const char*, int64_t> not_negative[] = {
+      {"threads", threads},
+      {"kv_bytes", kv_bytes},
+      {"context_length", context_length},
+      {"local_below_tokens", local_below_tokens}};
+  for (const auto& [name, value] : not_negative) {
+    if (value < 0) return base::InvalidArgument("{}: want at least 0, got {}", name, value);
+  }
+  constexpr base::Duration kMin = std::chrono::milliseconds(1);
+  const std::pair<const char*, base::Duration> times[] = {{"heartbeat", heartbeat},
+                                                          {"pairing_timeout", pairing_timeout},
+                                                          {"prefill_timeout", prefill_timeout},
+                                                          {"transfer_timeout", transfer_timeout},
+                                                          {"stall", stall},
+                                                          {"request_timeout", request_timeout},
+                                                          {"watchdog", watchdog}};
+  for (const auto& [name, value] : times) {
+    if (value < kMin)
+      return base::InvalidArgument("{}: want at least 1ms, got {}ns", name, value.count());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace smartgen::decode_server

@@ -1,0 +1,174 @@
+// Prefill instances as decoded is paired with them: one thread for each configured address keeps a
+// pairing up.
+//
+//   kDown  --control stream open, Hello sent-->  kHello  --HelloReply-->  kDialling  --channel
+//   stands, Paired-->  kUp
+//     ^                                            |                         | |
+//     +--- refused, closed, missed heartbeats, timeout (then back-off, and again, whatever
+//     incarnation answers) --+
+//
+// A PairingSession is one stay in kUp: it has one peer incarnation, one channel, one receiver. Its
+// end fails its attempts at once; a later session shares nothing with it, so nothing of an old
+// incarnation is ever believed.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/ids.h"
+#include "common/base/mutex.h"
+#include "common/channel/tcp/tcp_engine.h"
+#include "common/kv/layout.h"
+#include "common/metrics/metrics.h"
+#include "common/rpc/client.h"
+#include "common/rpc/reactors.h"
+#include "common/transfer/transfer.h"
+#include "decode_server/remote_prefill.h"
+#include "proto/prefill.grpc.pb.h"
+#include "proto/transfer.grpc.pb.h"
+
+namespace smartgen::decode_server {
+
+class RemoteAttempt;
+
+using WrapChannel =
+    std::function<std::shared_ptr<channel::Channel>(std::shared_ptr<channel::Channel>)>;
+
+// What every pairing of a process has in common.
+struct PairingContext {
+  struct Options {
+    base::Duration heartbeat = std::chrono::seconds(1);
+    base::Duration pairing_timeout = std::chrono::seconds(5);  // for each step of the handshake
+    base::Duration min_backoff = std::chrono::milliseconds(100);
+    base::Duration max_backoff = std::chrono::seconds(2);
+    bool checksum = true;
+    rpc::ClientOptions client;
+    WrapChannel wrap_channel;  // tests put faults between
+  };
+  Options options;
+  uint64_t incarnation = 0;
+  std::string instance;  // our name, whatever the incarnation
+  std::string model_fingerprint;
+  std::string compute;
+  kv::KvLayout layout;
+  channel::TcpEngine* tcp = nullptr;
+  const base::Clock* clock = nullptr;
+  metrics::Metrics* metrics = nullptr;
+};
+
+using ControlStream = rpc::ClientDuplex<v1::ControlMessage, v1::ControlMessage>;
+
+// Thread-safe. No call blocks, but for Dial.
+class PairingSession : public std::enable_shared_from_this<PairingSession> {
+ public:
+  // Three heartbeats missed: the peer is down.
+  static constexpr int kMissedHeartbeats = 3;
+
+  PairingSession(const PairingContext* context, std::string address,
+                 std::shared_ptr<grpc::Channel> channel);
+  ~PairingSession();
+
+  // The handshake, step by step; blocks up to the pairing timeout a step. FailedPrecondition
+  // carries the peer's reason.
+  absl::Status Open();
+  bool up() const;
+  // Open() has succeeded, it is not draining, and not down.
+  bool healthy() const;
+  absl::Status reason() const;  // why it went down
+  // Sends a heartbeat, notices missed ones.
+  void Tick();
+  // Waits until it is down, at most `duration`.
+  void WaitDown(base::Duration duration);
+  void GoDown(const absl::Status& reason);
+
+  const std::string& address() const { return address_; }
+  uint64_t peer_incarnation() const;
+  base::Duration lease() const;
+  const PairingContext& context() const { return *context_; }
+
+  // For RemoteAttempt.
+  v1::Prefill::Stub& stub() { return *prefill_stub_; }
+  std::shared_ptr<transfer::TransferReceiver> receiver() const;
+  uint64_t received_bytes() const;
+  absl::Status Register(const base::TransferId& id, const std::shared_ptr<RemoteAttempt>& attempt);
+  void Unregister(const base::TransferId& id);
+  void Send(v1::ControlMessage message);
+  void Fetch(const base::TransferId& id, std::span<const transfer::LayerRange> ranges);
+
+ private:
+  absl::StatusOr<v1::HelloReply> Handshake();
+  absl::Status Dial(const v1::HelloReply& reply);
+  std::shared_ptr<transfer::TransferReceiver> MakeReceiver(uint64_t peer_incarnation);
+  void OnMessage(const v1::ControlMessage& message);
+  std::shared_ptr<RemoteAttempt> Find(const std::string& transfer_id) const;
+  // Waits until `done` or down; DeadlineExceeded naming `what`.
+  absl::Status WaitFor(std::string_view what, const std::function<bool()>& done);
+
+  const PairingContext* const context_;
+  const std::string address_;
+  const std::unique_ptr<v1::Transfer::Stub> transfer_stub_;
+  const std::unique_ptr<v1::Prefill::Stub> prefill_stub_;
+
+  mutable base::Mutex mutex_;
+  base::CondVar changed_;
+  std::shared_ptr<ControlStream> stream_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<channel::Channel> channel_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<transfer::TransferReceiver> receiver_ ABSL_GUARDED_BY(mutex_);
+  std::map<base::TransferId, std::weak_ptr<RemoteAttempt>> attempts_ ABSL_GUARDED_BY(mutex_);
+  v1::HelloReply reply_ ABSL_GUARDED_BY(mutex_);
+  bool replied_ ABSL_GUARDED_BY(mutex_) = false;
+  bool paired_ ABSL_GUARDED_BY(mutex_) = false;
+  bool up_ ABSL_GUARDED_BY(mutex_) = false;
+  bool down_ ABSL_GUARDED_BY(mutex_) = false;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status reason_ ABSL_GUARDED_BY(mutex_);
+  base::TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);
+  uint64_t heartbeats_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// The pairings of all configured addresses. Thread-safe.
+class PairingManager final : public PrefillDirectory {
+ public:
+  // Addresses as configured, host:port; tries to reach all of them from now on.
+  static absl::StatusOr<std::unique_ptr<PairingManager>> Start(
+      PairingContext context, const std::vector<std::string>& addresses);
+  ~PairingManager() override;
+  // Ends all sessions. Idempotent.
+  void Stop();
+
+  bool configured() const override { return !pairings_.empty(); }
+  std::vector<std::string> Healthy(const std::vector<std::string>& ranking) const override;
+  absl::StatusOr<std::shared_ptr<PrefillAttempt>> Start(const std::string& address,
+                                                        AttemptSpec spec,
+                                                        AttemptEvents events) override;
+  std::vector<v1::PeerInfo> Peers() const;
+  // KV bytes that have come over the pairing that is up; 0: none is.
+  uint64_t received_bytes(const std::string& address) const;
+
+ private:
+  struct Pairing {
+    std::string address;
+    std::shared_ptr<PairingSession> session;  // the one that is up or being made; guarded by mutex_
+    std::string detail = "not tried yet";     // why none is up; guarded by mutex_
+    std::thread thread;
+  };
+  explicit PairingManager(PairingContext context) : context_(std::move(context)) {}
+  void Keep(Pairing& pairing);
+  void RunSession(Pairing& pairing, const std::shared_ptr<PairingSession>& session);
+  std::shared_ptr<PairingSession> SessionOf(const std::string& address) const;
+  bool stopped() const;
+
+  const PairingContext context_;
+  std::vector<std::unique_ptr<Pairing>> pairings_;  // fixed after Start
+  mutable base::Mutex mutex_;
+  base::CondVar wake_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace smartgen::decode_server

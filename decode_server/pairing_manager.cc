@@ -1,0 +1,152 @@
+#include <algorithm>
+#include <utility>
+
+#include "common/base/log.h"
+#include "decode_server/pairing.h"
+#include "decode_server/remote_attempt.h"
+
+namespace smartgen::decode_server {
+
+absl::StatusOr<std::unique_ptr<PairingManager>> PairingManager::Start(
+    PairingContext context, const std::vector<std::string>& addresses) {
+  auto manager = std::unique_ptr<PairingManager>(new PairingManager(std::move(context)));
+  for (const std::string& address : addresses) {
+    const auto& known = manager->pairings_;
+    if (std::any_of(known.begin(), known.end(),
+                    [&](const auto& other) { return other->address == address; })) {
+      return base::InvalidArgument("prefill: {} is named twice", address);
+    }
+    // Says now what is wrong with an address or a certificate.
+    const auto channel = rpc::Connect(address, manager->context_.options.client);
+    if (!channel.ok()) return base::Annotate(channel.status(), fmt::format("prefill {}", address));
+    auto pairing = std::make_unique<Pairing>();
+    pairing->address = address;
+    manager->context_.metrics->GetGauge("peer_up", {{"peer", address}}).Set(0);
+    manager->pairings_.push_back(std::move(pairing));
+  }
+  for (auto& pairing : manager->pairings_) {
+    pairing->thread = std::thread([m = manager.get(), p = pairing.get()] { m->Keep(*p); });
+  }
+  return manager;
+}
+
+PairingManager::~PairingManager() { Stop(); }
+
+void PairingManager::Stop() {
+  std::vector<std::shared_ptr<PairingSession>> sessions;
+  {
+    base::MutexLock lock(mutex_);
+    stop_ = true;
+    for (const auto& pairing : pairings_) {
+      if (pairing->session != nullptr) sessions.push_back(pairing->session);
+    }
+  }
+  wake_.NotifyAll();
+  for (const auto& session : sessions) session->GoDown(base::Unavailable("decoded is stopping"));
+  for (const auto& pairing : pairings_) {
+    if (pairing->thread.joinable()) pairing->thread.join();
+  }
+}
+
+bool PairingManager::stopped() const {
+  base::MutexLock lock(mutex_);
+  return stop_;
+}
+
+void PairingManager::Keep(Pairing& pairing) {
+  base::Duration backoff = context_.options.min_backoff;
+  while (!stopped()) {
+    auto channel = rpc::Connect(pairing.address, context_.options.client);
+    absl::Status status = channel.status();
+    bool was_up = false;
+    if (channel.ok()) {
+      const auto session = std::make_shared<PairingSession>(&context_, pairing.address, *channel);
+      {
+        base::MutexLock lock(mutex_);
+        if (stop_) return;
+        pairing.session = session;
+      }
+      status = session->Open();
+      was_up = status.ok();
+      if (was_up) RunSession(pairing, session);
+      session->GoDown(status.ok() ? base::Unavailable("the pairing has ended") : status);
+      status = session->reason();
+    }
+    base::MutexLock lock(mutex_);
+    pairing.session.reset();
+    const std::string detail(base::MessageOf(status));
+    if (was_up || detail != pairing.detail) {
+      SMARTGEN_LOG(warn, "pairing", "down peer={} reason={}", pairing.address, detail);
+    }
+    pairing.detail = detail;
+    if (was_up) backoff = context_.options.min_backoff;
+    if (!stop_) wake_.WaitFor(mutex_, backoff);
+    backoff = std::min(backoff * 2, context_.options.max_backoff);
+  }
+}
+
+void PairingManager::RunSession(Pairing& pairing, const std::shared_ptr<PairingSession>& session) {
+  metrics::Gauge& up = context_.metrics->GetGauge("peer_up", {{"peer", pairing.address}});
+  metrics::Gauge& transport = context_.metrics->GetGauge(
+      "transport_info", {{"peer", pairing.address}, {"transport", "tcp"}});
+  up.Set(1);
+  transport.Set(1);
+  SMARTGEN_LOG(info, "pairing", "paired peer={} transport=tcp incarnation={:x}", pairing.address,
+               session->peer_incarnation());
+  while (session->up() && !stopped()) {
+    session->Tick();
+    session->WaitDown(context_.options.heartbeat);
+  }
+  up.Set(0);
+  transport.Set(0);
+}
+
+std::shared_ptr<PairingSession> PairingManager::SessionOf(const std::string& address) const {
+  base::MutexLock lock(mutex_);
+  for (const auto& pairing : pairings_) {
+    if (pairing->address == address) return pairing->session;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> PairingManager::Healthy(const std::vector<std::string>& ranking) const {
+  std::vector<std::string> order = ranking;
+  if (order.empty()) {
+    for (const auto& pairing : pairings_) order.push_back(pairing->address);
+  }
+  std::erase_if(order, [&](const std::string& address) {
+    const auto session = SessionOf(address);
+    return session == nullptr || !session->healthy();
+  });
+  return order;
+}
+
+absl::StatusOr<std::shared_ptr<PrefillAttempt>> PairingManager::Start(const std::string& address,
+                                                                      AttemptSpec spec,
+                                                                      AttemptEvents events) {
+  const auto session = SessionOf(address);
+  if (session == nullptr) return base::Unavailable("{} is not paired", address);
+  ASSIGN_OR_RETURN(auto attempt, RemoteAttempt::Start(session, std::move(spec), std::move(events)));
+  return std::shared_ptr<PrefillAttempt>(std::move(attempt));
+}
+
+uint64_t PairingManager::received_bytes(const std::string& address) const {
+  const auto session = SessionOf(address);
+  return session == nullptr ? 0 : session->received_bytes();
+}
+
+std::vector<v1::PeerInfo> PairingManager::Peers() const {
+  std::vector<v1::PeerInfo> peers;
+  base::MutexLock lock(mutex_);
+  for (const auto& pairing : pairings_) {
+    v1::PeerInfo info;
+    info.set_address(pairing->address);
+    info.set_up(pairing->session != nullptr && pairing->session->up());
+    info.set_transport("tcp");
+    if (!info.up()) info.set_detail(pairing->detail);
+    peers.push_back(std::move(info));
+  }
+  return peers;
+}
+
+}  // namespace smartgen::decode_server

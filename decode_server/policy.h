@@ -1,0 +1,26 @@
+// Who gets KV room. Pure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace smartgen::decode_server {
+
+// Pages that must stay free beside a newcomer's own, so that those that run can grow for a while
+// before anybody is pre-empted: one page each (16 tokens), and one for the newcomer. None when
+// nothing runs: whatever fits may start.
+inline int64_t HeadroomPages(int64_t running) { return running == 0 ? 0 : running + 1; }
+
+// The youngest (greatest serial) is pre-empted: the oldest always gets on, so everybody does in the
+// end.
+inline std::optional<size_t> ChooseVictim(std::span<const uint64_t> serials) {
+  std::optional<size_t> victim;
+  for (size_t i = 0; i < serials.size(); ++i) {
+    if (!victim || serials[i] > serials[*victim]) victim = i;
+  }
+  return victim;
+}
+
+}  // namespace smartgen::decode_server

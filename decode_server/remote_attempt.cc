@@ -1,0 +1,173 @@
+#include "decode_server/remote_attempt.h"
+
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/rpc/convert.h"
+#include "common/rpc/status.h"
+
+namespace smartgen::decode_server {
+
+absl::StatusOr<std::shared_ptr<RemoteAttempt>> RemoteAttempt::Start(
+    std::shared_ptr<PairingSession> session, AttemptSpec spec, AttemptEvents events) {
+  auto attempt =
+      std::shared_ptr<RemoteAttempt>(new RemoteAttempt(std::move(session), std::move(events)));
+  RETURN_IF_ERROR(attempt->Begin(spec));
+  attempt->Call(spec);
+  return attempt;
+}
+
+absl::Status RemoteAttempt::Begin(const AttemptSpec& spec) {
+  receiver_ = session_->receiver();
+  if (receiver_ == nullptr)
+    return base::Unavailable("the pairing with {} is down", session_->address());
+  // First the place for the KV, then the call: the first layer may come before the call's first
+  // event.
+  if (spec.max_tokens > 1) {
+    const auto weak = weak_from_this();
+    RETURN_IF_ERROR(receiver_->Begin(
+        id_, spec.sequence, spec.decode_cached_tokens, static_cast<int64_t>(spec.tokens.size()),
+        [](int) {},
+        [weak] {
+          const auto self = weak.lock();
+          if (self != nullptr && !self->ended()) self->events_.on_complete();
+        }));
+  }
+  const absl::Status registered = session_->Register(id_, shared_from_this());
+  if (!registered.ok()) receiver_->End(id_);
+  return registered;
+}
+
+void RemoteAttempt::Call(const AttemptSpec& spec) {
+  const PairingContext& context = session_->context();
+  request_.set_transfer_id(rpc::TransferIdBytes(id_));
+  request_.set_decode_incarnation(context.incarnation);
+  request_.set_prefill_incarnation(session_->peer_incarnation());
+  request_.mutable_token_ids()->Add(spec.tokens.begin(), spec.tokens.end());
+  request_.set_decode_cached_tokens(spec.decode_cached_tokens);
+  request_.set_prompt_tokens(spec.prompt_tokens);
+  rpc::ToProto(spec.sampling, request_.mutable_sampling());
+  request_.set_max_tokens(spec.max_tokens);
+  request_.set_mode(v1::MODE_FULL);
+  request_.set_model_fingerprint(context.model_fingerprint);
+  Stream::Events events;
+  events.on_message = [self = shared_from_this()](const v1::PrefillEvent& event) {
+    self->OnEvent(event);
+  };
+  events.on_closed = [self = shared_from_this()](const grpc::Status& status) {
+    self->OnClosed(rpc::FromGrpc(status));
+  };
+  const auto stream =
+      Stream::Start(std::move(events), [&](grpc::ClientContext* client, auto* reactor) {
+        rpc::SetDeadline(*client, spec.deadline, *context.clock);
+        session_->stub().async()->Prefill(client, &request_, reactor);
+      });
+  base::MutexLock lock(mutex_);
+  if (!done_ && !failed_) stream_ = stream;
+}
+
+bool RemoteAttempt::ended() const {
+  base::MutexLock lock(mutex_);
+  return ended_;
+}
+
+void RemoteAttempt::OnEvent(const v1::PrefillEvent& event) {
+  if (ended()) return;
+  switch (event.event_case()) {
+    case v1::PrefillEvent::kStarted:
+      return events_.on_started(event.started().prefill_cached_tokens(),
+                                event.started().queue_seconds());
+    case v1::PrefillEvent::kFirstToken: {
+      auto token = rpc::FromProto(event.first_token());
+      if (!token.ok())
+        return Fail(Fallback::kPrefillError, base::Annotate(token.status(), "token 1"));
+      return events_.on_token(*std::move(token));
+    }
+    case v1::PrefillEvent::kDone:
+      return events_.on_done(event.done().transfer(), event.done().prefill_seconds());
+    case v1::PrefillEvent::EVENT_NOT_SET:
+      return Fail(Fallback::kPrefillError,
+                  base::InvalidArgument("an event of a kind that this version does not know"));
+  }
+}
+
+void RemoteAttempt::OnClosed(const absl::Status& status) {
+  {
+    base::MutexLock lock(mutex_);
+    stream_.reset();
+    if (status.ok()) done_ = true;
+  }
+  if (!status.ok()) Fail(FallbackFor(status), status);
+}
+
+void RemoteAttempt::Fail(Fallback reason, const absl::Status& status) {
+  {
+    base::MutexLock lock(mutex_);
+    if (ended_ || failed_) return;
+    failed_ = true;
+  }
+  events_.on_failed(reason, status);
+}
+
+void RemoteAttempt::OnSent() {
+  if (!ended()) events_.on_sent();
+}
+
+void RemoteAttempt::OnAborted(const std::string& reason) {
+  if (ended()) return;
+  session_->context().metrics->GetCounter("kv_expired_total", {{"reason", "peer"}}).Add();
+  Fail(Fallback::kLeaseLost, base::Aborted("the prefill side gave the KV up: {}", reason));
+}
+
+void RemoteAttempt::OnDown(const absl::Status& reason) { Fail(Fallback::kPeerDown, reason); }
+
+PrefillAttempt::Progress RemoteAttempt::progress() const {
+  Progress progress;
+  progress.bytes = receiver_->stats(id_).bytes;  // not under our lock: the receiver calls us
+  {
+    base::MutexLock lock(mutex_);
+    if (ended_) progress.bytes = final_bytes_;
+  }
+  progress.pairing_bytes = session_->received_bytes();
+  return progress;
+}
+
+bool RemoteAttempt::FetchMissing() {
+  const std::vector<transfer::LayerRange> missing = receiver_->Missing(id_);
+  if (missing.empty()) return false;
+  session_->Fetch(id_, missing);
+  return true;
+}
+
+void RemoteAttempt::RenewLease() {
+  v1::ControlMessage message;
+  message.mutable_lease_renew()->add_transfer_ids(rpc::TransferIdBytes(id_));
+  session_->Send(std::move(message));
+}
+
+void RemoteAttempt::End() {
+  std::shared_ptr<Stream> stream;
+  const transfer::ReceiverStats stats = receiver_->stats(id_);
+  {
+    base::MutexLock lock(mutex_);
+    if (ended_) return;
+    ended_ = true;
+    final_bytes_ = stats.bytes;
+    stream.swap(stream_);
+  }
+  receiver_->End(id_);
+  session_->Unregister(id_);
+  v1::ControlMessage message;
+  message.mutable_release()->set_transfer_id(rpc::TransferIdBytes(id_));
+  session_->Send(std::move(message));
+  if (stream != nullptr) stream->Cancel();
+  metrics::Metrics& metrics = *session_->context().metrics;
+  for (const auto& [path, bytes] : stats.bytes_by_path) {
+    metrics
+        .GetCounter("transfer_bytes_total",
+                    {{"path", transfer::PathName(path)}, {"direction", "received"}})
+        .Add(static_cast<double>(bytes));
+  }
+}
+
+}  // namespace smartgen::decode_server

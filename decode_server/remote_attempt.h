@@ -1,0 +1,57 @@
+// One prompt at one prefill instance: the Prefill call and the KV that comes of it.
+#pragma once
+
+#include <memory>
+
+#include "common/base/ids.h"
+#include "common/base/mutex.h"
+#include "common/rpc/reactors.h"
+#include "decode_server/pairing.h"
+#include "decode_server/remote_prefill.h"
+
+namespace smartgen::decode_server {
+
+class RemoteAttempt final : public PrefillAttempt,
+                            public std::enable_shared_from_this<RemoteAttempt> {
+ public:
+  static absl::StatusOr<std::shared_ptr<RemoteAttempt>> Start(
+      std::shared_ptr<PairingSession> session, AttemptSpec spec, AttemptEvents events);
+
+  Progress progress() const override;
+  bool FetchMissing() override;
+  void RenewLease() override;
+  base::Duration lease() const override { return session_->lease(); }
+  void End() override;
+
+  // From the session.
+  void OnSent();
+  void OnAborted(const std::string& reason);
+  void OnDown(const absl::Status& reason);
+
+ private:
+  using Stream = rpc::ClientEventStream<v1::PrefillEvent>;
+
+  RemoteAttempt(std::shared_ptr<PairingSession> session, AttemptEvents events)
+      : session_(std::move(session)), events_(std::move(events)), id_(base::NewTransferId()) {}
+  absl::Status Begin(const AttemptSpec& spec);
+  void Call(const AttemptSpec& spec);
+  void OnEvent(const v1::PrefillEvent& event);
+  void OnClosed(const absl::Status& status);
+  void Fail(Fallback reason, const absl::Status& status);
+  bool ended() const;
+
+  const std::shared_ptr<PairingSession> session_;
+  const AttemptEvents events_;
+  const base::TransferId id_;
+  v1::PrefillRequest request_;  // must live as long as the call
+  std::shared_ptr<transfer::TransferReceiver> receiver_;
+
+  mutable base::Mutex mutex_;
+  std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool failed_ ABSL_GUARDED_BY(mutex_) = false;  // told once
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;    // the call ended well
+  uint64_t final_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace smartgen::decode_server

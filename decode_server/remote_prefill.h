@@ -1,0 +1,91 @@
+// What the engine sees of prefill instances: who is healthy, and one attempt at a prompt.
+// Implemented over gRPC and the channel in pairing.h; tests have their own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/status.h"
+#include "common/kv/sequence.h"
+#include "common/sampling/sampler.h"
+
+namespace smartgen::decode_server {
+
+// Why a request did not go on as planned: the labels of fallback_total. A closed set.
+enum class Fallback {
+  kNoInstance,          // none is healthy
+  kPeerDown,            // the pairing broke
+  kPrefillBusy,         // it has no room
+  kPrefillUnavailable,  // it refuses work (draining, restarted) or cannot be reached
+  kPrefillTimeout,      // its deadline passed
+  kPrefillError,        // it failed otherwise
+  kLeaseLost,           // it gave the prompt's KV up
+  kTransferStalled,     // KV did not come though asked for again
+  kTransferTimeout,     // KV did not come in time
+};
+std::string_view FallbackName(Fallback reason);
+// From what a Prefill call ended with.
+Fallback FallbackFor(const absl::Status& status);
+
+struct AttemptSpec {
+  std::span<const int32_t> tokens;  // copied by Start
+  int64_t decode_cached_tokens = 0;
+  int64_t prompt_tokens = 0;
+  sampling::SamplingParams sampling;
+  int64_t max_tokens = 1;  // still to come; 1: no KV is wanted
+  base::Deadline deadline = base::Deadline::Infinite();
+  std::shared_ptr<kv::KvSequence> sequence;  // room for all tokens
+};
+
+// Called on any thread; must not block. After PrefillAttempt::End returned, some may still come.
+struct AttemptEvents {
+  std::function<void(int64_t cached_tokens, double queue_seconds)> on_started;
+  std::function<void(sampling::SampledToken token)> on_token;
+  // After the token. `transfer` false: no KV will come.
+  std::function<void(bool transfer, double prefill_seconds)> on_done;
+  // All KV is here and verified; may come before the token.
+  std::function<void()> on_complete;
+  // The prefill side has handed everything to the network.
+  std::function<void()> on_sent;
+  std::function<void(Fallback reason, const absl::Status& status)> on_failed;
+};
+
+// Thread-safe.
+class PrefillAttempt {
+ public:
+  struct Progress {
+    uint64_t bytes = 0;          // of this transfer, verified
+    uint64_t pairing_bytes = 0;  // of all transfers of the pairing
+  };
+  virtual ~PrefillAttempt() = default;
+  virtual Progress progress() const = 0;
+  // Asks again for what is missing; false if nothing is.
+  virtual bool FetchMissing() = 0;
+  // Tells the prefill side to hold the KV on. How long a renewal lasts:
+  virtual void RenewLease() = 0;
+  virtual base::Duration lease() const = 0;
+  // Cancels what runs, lets the prefill side free the KV, and stops writing into the sequence, but
+  // for a payload under way, which pins it. Idempotent.
+  virtual void End() = 0;
+};
+
+// Thread-safe.
+class PrefillDirectory {
+ public:
+  virtual ~PrefillDirectory() = default;
+  // Some instance is configured.
+  virtual bool configured() const = 0;
+  // Healthy instances in the order of `ranking` (addresses not known are ignored); empty ranking:
+  // the configured order.
+  virtual std::vector<std::string> Healthy(const std::vector<std::string>& ranking) const = 0;
+  virtual absl::StatusOr<std::shared_ptr<PrefillAttempt>> Start(const std::string& address,
+                                                                AttemptSpec spec,
+                                                                AttemptEvents events) = 0;
+};
+
+}  // namespace smartgen::decode_server

@@ -1,0 +1,85 @@
+// The gateway daemon: OpenAI-style HTTP in front of decode instances.
+#include <csignal>
+#include <cstdio>
+#include <thread>
+
+#include "common/base/log.h"
+#include "common/config/binder.h"
+#include "gateway/gateway.h"
+
+namespace smartgen::gateway {
+namespace {
+
+// Signals are taken by one thread that waits for them; no code runs inside a handler.
+void BlockSignals(sigset_t& set) {
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "gateway: %s\n", std::string(base::MessageOf(status)).c_str());
+  return 1;
+}
+
+absl::StatusOr<bool> Serve(const Options& options, const sigset_t& signals) {
+  const base::Clock* clock = base::Clock::Real();
+  ASSIGN_OR_RETURN(ServedModel model,
+                   ServedModel::Load(options.model, options.model_name, options.trust_user_text,
+                                     clock->UnixSeconds()));
+  const auto metrics = metrics::Metrics::Create("gateway");
+  ASSIGN_OR_RETURN(const auto gateway,
+                   Gateway::Start(options, std::move(model), metrics.get(), clock));
+  std::atomic<bool> aborted{false};
+  std::atomic<bool> done{false};
+  std::thread watcher([&] {
+    const timespec tick{0, 100'000'000};
+    for (int count = 0; !done;) {
+      if (sigtimedwait(&signals, nullptr, &tick) < 0) continue;
+      if (++count == 1) {
+        gateway->BeginDrain();
+      } else {
+        aborted = true;
+        gateway->Abort();
+      }
+    }
+  });
+  gateway->Wait();
+  done = true;
+  watcher.join();
+  return !aborted;
+}
+
+int Main(int argc, char** argv) {
+  sigset_t signals;
+  BlockSignals(signals);
+  Options options;
+  config::Source source;
+  source.program = "gateway";
+  source.about = "OpenAI-compatible HTTP API in front of decode instances";
+  source.args.assign(argv + 1, argv + argc);
+  const auto loaded = config::Load(source, [&](config::Binder& binder) { options.Bind(binder); });
+  if (!loaded.ok()) return Fail(loaded.status());
+  if (loaded->exit_now) {
+    std::fputs(loaded->text.c_str(), stdout);
+    return 0;
+  }
+  if (!loaded->positional.empty()) {
+    return Fail(base::InvalidArgument("unexpected argument \"{}\"", loaded->positional.front()));
+  }
+  if (auto status = base::InitLogging("gateway", options.log_level, options.log_format);
+      !status.ok()) {
+    return Fail(status);
+  }
+  if (auto status = options.Check(); !status.ok()) return Fail(status);
+  const auto clean = Serve(options, signals);
+  if (!clean.ok()) return Fail(clean.status());
+  return *clean ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace smartgen::gateway
+
+int main(int argc, char** argv) { return smartgen::gateway::Main(argc, argv); }

@@ -1,0 +1,132 @@
+// Runs prompts: a bounded queue, chunks in turns, prefix cache, leases. One thread (Run) owns the
+// executor.
+//
+// A job that leaves the queue holds pages under a lease named by its transfer id, until the decode
+// side releases it, the lease expires, or the job or its link fails. Pages under a lease are pages
+// that no new prompt gets: that is the back-pressure of slow deliveries. Submit, Renew, Release and
+// the like are thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/mailbox.h"
+#include "common/base/mutex.h"
+#include "common/base/watchdog.h"
+#include "common/executor/executor.h"
+#include "common/kv/lease.h"
+#include "common/kv/pool.h"
+#include "common/kv/prefix_cache.h"
+#include "common/metrics/metrics.h"
+#include "prefill_server/job.h"
+
+namespace smartgen::prefill_server {
+
+class PrefillEngine {
+ public:
+  struct Options {
+    // Prompts that wait; beyond: ResourceExhausted.
+    int max_queue = 64;
+    // Prompts whose chunks take turns.
+    int max_running = 4;
+    // Tokens of a chunk; at most the executor's max_prefill_tokens.
+    int chunk_tokens = 2048;
+    // How long pages are held without a renewal.
+    base::Duration lease = std::chrono::seconds(30);
+    // A stuck engine is reported after this long without a layer computed.
+    base::Duration watchdog = std::chrono::seconds(60);
+    base::Duration lease_tick = std::chrono::milliseconds(100);
+  };
+  struct Parts {
+    executor::Executor* executor;
+    kv::KvPool* pool;
+    kv::PrefixCache* prefix_cache;
+    const base::Clock* clock;
+    metrics::Metrics* metrics;
+  };
+  struct Load {
+    int64_t queued = 0;
+    int64_t running = 0;
+    int64_t leases = 0;
+  };
+
+  // With `start_threads` the engine and the lease timer run by themselves; otherwise a test calls
+  // Step and ExpireLeases.
+  PrefillEngine(Options options, Parts parts, bool start_threads = true);
+  ~PrefillEngine();
+  // Fails what is left with Unavailable, ends all leases, stops the thread. Idempotent; later calls
+  // are refused.
+  void Stop();
+
+  // InvalidArgument (ids, lengths, parameters), ResourceExhausted (queue full, or more KV than the
+  // pool has), AlreadyExists (the id is in use), Unavailable (draining). After OK the listener
+  // hears of the job.
+  absl::StatusOr<std::shared_ptr<Job>> Submit(JobSpec spec, std::shared_ptr<JobListener> listener);
+  // Ends the job within a layer, and its lease.
+  void Cancel(const std::shared_ptr<Job>& job, const absl::Status& reason);
+  absl::Status Renew(const base::TransferId& id);
+  // The decode side has all, or wants no more. Harmless for unknown ids.
+  void Release(const base::TransferId& id, const absl::Status& reason);
+  // The link is gone: all its jobs and leases end.
+  void DropLink(const DecodeLink* link, const absl::Status& reason);
+
+  void RefuseNew() { refuse_new_.store(true); }
+  Load load() const;
+  bool stuck() const { return watchdog_.Stuck(); }
+  // Sets the gauges (queue, leases, pages).
+  void CollectMetrics();
+
+  // One scheduling step; false if there was nothing to do.
+  bool Step();
+  int64_t ExpireLeases() { return leases_.ExpireDue(); }
+
+ private:
+  struct Hot;
+
+  absl::Status CheckSpec(const JobSpec& spec) const;
+  void Run();
+  void SweepCancelled();
+  void StartQueued();
+  // False if there is no room yet.
+  bool TryStart(const std::shared_ptr<Job>& job);
+  absl::Status GrantLease(const std::shared_ptr<Job>& job);
+  void OnLeaseEnd(const std::shared_ptr<Job>& job, kv::LeaseTable::End end);
+  absl::Status BeginTransfer(const Job& job, std::shared_ptr<kv::KvSequence> sequence);
+  void RunChunk(const std::shared_ptr<Job>& job);
+  absl::Status ComputeChunk(Job& job, kv::KvSequence& sequence, int64_t length,
+                            std::span<float> logits);
+  void FinishPrompt(const std::shared_ptr<Job>& job, std::span<float> logits);
+  void Fail(const std::shared_ptr<Job>& job, const absl::Status& status);
+  void Forget(const Job& job);
+  void UpdateLoad();
+
+  const Options options_;
+  const Parts parts_;
+  std::unique_ptr<Hot> hot_;  // metrics that are written often
+  base::Watchdog watchdog_;
+  base::Mailbox mailbox_;
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> refuse_new_{false};
+
+  mutable base::Mutex mutex_;
+  // Every job that is queued, runs, or has a lease.
+  std::map<base::TransferId, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  Load load_ ABSL_GUARDED_BY(mutex_);
+  int64_t submitted_ ABSL_GUARDED_BY(mutex_) = 0;  // accepted, not yet seen by the engine's thread
+
+  // Engine's thread only.
+  std::deque<std::shared_ptr<Job>> queue_;
+  std::vector<std::shared_ptr<Job>> running_;
+  std::vector<float> logits_;
+
+  kv::LeaseTable leases_;  // its callbacks use what stands above
+  std::thread thread_;
+};
+
+}  // namespace smartgen::prefill_server

@@ -1,0 +1,37 @@
+#include "prefill_server/identity.h"
+
+#include <algorithm>
+
+#include "common/rpc/convert.h"
+
+namespace smartgen::prefill_server {
+
+absl::Status CheckHello(const v1::Hello& hello, const Identity& ours) {
+  if (hello.wire_version() != v1::WIRE_VERSION_CURRENT) {
+    return base::FailedPrecondition("wire_version: ours {}, theirs {} (their software: {})",
+                                    static_cast<int>(v1::WIRE_VERSION_CURRENT),
+                                    hello.wire_version(), hello.software_version());
+  }
+  if (hello.incarnation() == 0)
+    return base::InvalidArgument("incarnation: want a non-zero number, got 0");
+  if (hello.instance().empty() || hello.instance().size() > 256) {
+    return base::InvalidArgument("instance: want 1 to 256 bytes, got {}", hello.instance().size());
+  }
+  if (hello.model_fingerprint() != ours.model_fingerprint) {
+    return base::FailedPrecondition("model_fingerprint: ours {} ({}), theirs {}",
+                                    ours.model_fingerprint, ours.model_name,
+                                    hello.model_fingerprint());
+  }
+  if (hello.compute() != ours.compute) {
+    return base::FailedPrecondition("compute: ours {}, theirs {}", ours.compute, hello.compute());
+  }
+  ASSIGN_OR_RETURN(const kv::KvLayout theirs, rpc::FromProto(hello.layout()));
+  RETURN_IF_ERROR(ours.layout.CheckEqual(theirs));
+  const auto& transports = hello.transports();
+  if (std::find(transports.begin(), transports.end(), "tcp") == transports.end()) {
+    return base::FailedPrecondition("transports: ours tcp, theirs {}", fmt::join(transports, ","));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace smartgen::prefill_server

@@ -1,0 +1,25 @@
+// What a daemon's peers must agree with.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/base/status.h"
+#include "common/kv/layout.h"
+#include "proto/transfer.pb.h"
+
+namespace smartgen::prefill_server {
+
+struct Identity {
+  std::string model_name;
+  std::string model_fingerprint;
+  std::string compute;
+  kv::KvLayout layout;
+  int64_t context_length = 0;
+};
+
+// FailedPrecondition names the field that differs and both values; InvalidArgument for a Hello that
+// says nothing.
+absl::Status CheckHello(const v1::Hello& hello, const Identity& ours);
+
+}  // namespace smartgen::prefill_server

@@ -1,0 +1,263 @@
+#include "prefill_server/peer_link.h"
+
+#include <utility>
+#include <vector>
+
+#include "common/base/log.h"
+#include "common/rpc/convert.h"
+#include "common/rpc/status.h"
+
+namespace smartgen::prefill_server {
+namespace {
+
+// More ranges than a request with every page of every layer lost would need are a broken peer.
+constexpr int kMaxFetchRanges = 1 << 17;
+
+}  // namespace
+
+PeerLink::PeerLink(Context context)
+    : context_(std::move(context)), last_heard_(context_.clock->Now()) {}
+
+PeerLink::~PeerLink() = default;
+
+void PeerLink::SetStream(std::shared_ptr<ControlStream> stream) {
+  base::MutexLock lock(mutex_);
+  if (state_ != State::kDown) stream_ = std::move(stream);
+}
+
+bool PeerLink::AdvanceLocked(State next) {
+  const bool allowed = (state_ == State::kHello && next == State::kPairing) ||
+                       (state_ == State::kPairing && next == State::kUp) ||
+                       (state_ != State::kDown && next == State::kDown);
+  if (allowed) state_ = next;
+  return allowed;
+}
+
+bool PeerLink::Accept(const v1::Hello& hello, std::string instance, v1::HelloReply reply) {
+  std::shared_ptr<ControlStream> stream;
+  {
+    base::MutexLock lock(mutex_);
+    if (!AdvanceLocked(State::kPairing)) return false;
+    incarnation_ = hello.incarnation();
+    instance_ = std::move(instance);
+    checksum_ = hello.checksum();
+    stream = stream_;
+  }
+  v1::ControlMessage message;
+  *message.mutable_hello_reply() = std::move(reply);
+  if (stream != nullptr) stream->Push(std::move(message));
+  return true;
+}
+
+void PeerLink::SetChannel(std::shared_ptr<channel::Channel> channel) {
+  std::string instance;
+  {
+    base::MutexLock lock(mutex_);
+    if (AdvanceLocked(State::kUp)) {
+      channel_ = channel;
+      transfer::TransferSender::Options options;
+      options.own_incarnation = context_.own_incarnation;
+      options.peer_incarnation = incarnation_;
+      options.checksum = checksum_;
+      sender_ = std::make_shared<transfer::TransferSender>(channel, options);
+      last_heard_ = context_.clock->Now();
+      instance = instance_;
+    }
+  }
+  if (instance.empty()) {
+    channel->Close(base::Aborted("the pairing ended before its channel stood"));
+    return;
+  }
+  v1::ControlMessage message;
+  message.mutable_paired();
+  Send(std::move(message));
+  context_.metrics->GetGauge("peer_up", {{"peer", instance}}).Set(1);
+  context_.metrics
+      ->GetGauge("transport_info", {{"peer", instance}, {"transport", channel->transport()}})
+      .Set(1);
+  SMARTGEN_LOG(info, "pairing", "paired peer={} transport={} data={}", instance,
+               channel->transport(), channel->peer());
+}
+
+void PeerLink::Tick() {
+  bool missed = false;
+  v1::ControlMessage message;
+  {
+    base::MutexLock lock(mutex_);
+    if (state_ == State::kDown) return;
+    missed = context_.clock->Now() - last_heard_ > kMissedHeartbeats * context_.heartbeat;
+    message.mutable_heartbeat()->set_count(++heartbeats_);
+    // Nothing goes out before the reply to Hello.
+    if (state_ == State::kHello && !missed) return;
+  }
+  if (missed) {
+    GoDown(base::Unavailable("nothing was heard for {} s: {} heartbeats missed",
+                             base::ToSeconds(kMissedHeartbeats * context_.heartbeat),
+                             kMissedHeartbeats));
+    return;
+  }
+  message.mutable_heartbeat()->set_draining(context_.draining());
+  Send(std::move(message));
+}
+
+void PeerLink::GoDown(const absl::Status& reason) {
+  std::shared_ptr<ControlStream> stream;
+  std::shared_ptr<channel::Channel> channel;
+  std::string instance;
+  {
+    base::MutexLock lock(mutex_);
+    if (!AdvanceLocked(State::kDown)) return;
+    stream.swap(stream_);
+    channel.swap(channel_);
+    instance = instance_;
+  }
+  SMARTGEN_LOG(warn, "pairing", "down peer={} reason={}", instance.empty() ? "unknown" : instance,
+               base::MessageOf(reason));
+  if (channel != nullptr) {
+    context_.metrics->GetGauge("peer_up", {{"peer", instance}}).Set(0);
+    context_.metrics
+        ->GetGauge("transport_info", {{"peer", instance}, {"transport", channel->transport()}})
+        .Set(0);
+    channel->Close(reason);
+  }
+  context_.engine->DropLink(this, base::Annotate(reason, "the decode instance is down"));
+  if (stream != nullptr) stream->End(rpc::ToGrpc(reason));
+  context_.on_down(shared_from_this());
+}
+
+PeerLink::State PeerLink::state() const {
+  base::MutexLock lock(mutex_);
+  return state_;
+}
+
+uint64_t PeerLink::incarnation() const {
+  base::MutexLock lock(mutex_);
+  return incarnation_;
+}
+
+std::string PeerLink::instance() const {
+  base::MutexLock lock(mutex_);
+  return instance_;
+}
+
+void PeerLink::Send(v1::ControlMessage message) {
+  std::shared_ptr<ControlStream> stream;
+  {
+    base::MutexLock lock(mutex_);
+    stream = stream_;
+  }
+  if (stream != nullptr) stream->Push(std::move(message));
+}
+
+std::shared_ptr<transfer::TransferSender> PeerLink::sender() const {
+  base::MutexLock lock(mutex_);
+  return sender_;
+}
+
+void PeerLink::OnMessage(const v1::ControlMessage& message) {
+  {
+    base::MutexLock lock(mutex_);
+    last_heard_ = context_.clock->Now();
+  }
+  switch (message.message_case()) {
+    case v1::ControlMessage::kHeartbeat:
+    case v1::ControlMessage::kPaired:
+      return;
+    case v1::ControlMessage::kFetch:
+      return OnFetch(message.fetch());
+    case v1::ControlMessage::kLeaseRenew:
+      return OnLeaseRenew(message.lease_renew());
+    case v1::ControlMessage::kRelease:
+      if (const auto id = rpc::ParseTransferId(message.release().transfer_id()); id.ok()) {
+        context_.engine->Release(*id, base::Cancelled("the decode side released the transfer"));
+      }
+      return;
+    case v1::ControlMessage::kAbort:
+      if (const auto id = rpc::ParseTransferId(message.abort().transfer_id()); id.ok()) {
+        context_.engine->Release(
+            *id, base::Aborted("the decode side aborted: {}", message.abort().reason()));
+      }
+      return;
+    default:
+      GoDown(base::InvalidArgument("control stream: message {} has no place after Hello",
+                                   static_cast<int>(message.message_case())));
+  }
+}
+
+void PeerLink::OnFetch(const v1::Fetch& fetch) {
+  const auto id = rpc::ParseTransferId(fetch.transfer_id());
+  const auto sending = sender();
+  if (!id.ok() || sending == nullptr) return;
+  if (fetch.ranges_size() > kMaxFetchRanges) {
+    GoDown(base::InvalidArgument("Fetch: want at most {} ranges, got {}", kMaxFetchRanges,
+                                 fetch.ranges_size()));
+    return;
+  }
+  std::vector<transfer::LayerRange> ranges;
+  for (const auto& range : fetch.ranges())
+    ranges.push_back({range.layer(), range.begin(), range.end()});
+  const absl::Status status = sending->Resend(*id, ranges);
+  if (!status.ok()) NotifyAborted(*id, base::MessageOf(status));
+}
+
+void PeerLink::OnLeaseRenew(const v1::LeaseRenew& renew) {
+  for (const std::string& bytes : renew.transfer_ids()) {
+    const auto id = rpc::ParseTransferId(bytes);
+    if (!id.ok()) continue;
+    const absl::Status status = context_.engine->Renew(*id);
+    if (!status.ok()) NotifyAborted(*id, base::MessageOf(status));
+  }
+}
+
+absl::Status PeerLink::Begin(const base::TransferId& id, std::shared_ptr<kv::KvSequence> sequence,
+                             int64_t begin, int64_t end) {
+  const auto sending = sender();
+  if (sending == nullptr || !up()) return base::Unavailable("the decode instance is not paired");
+  return sending->Begin(
+      id, std::move(sequence), begin, end,
+      [self = weak_from_this(), id, begun = context_.clock->Now()](const absl::Status& status) {
+        if (const auto link = self.lock()) link->OnSent(id, begun, status);
+      });
+}
+
+void PeerLink::OnSent(const base::TransferId& id, base::TimePoint begun,
+                      const absl::Status& status) {
+  if (!status.ok())
+    return;  // ended early, or the channel is gone: both are dealt with where they happen
+  v1::ControlMessage message;
+  message.mutable_sent()->set_transfer_id(rpc::TransferIdBytes(id));
+  Send(std::move(message));
+  const double seconds = base::ToSeconds(context_.clock->Now() - begun);
+  context_.metrics->GetHistogram("transfer_seconds", {{"path", "full"}}).Observe(seconds);
+}
+
+absl::Status PeerLink::LayerReady(const base::TransferId& id, const transfer::LayerRange& range) {
+  const auto sending = sender();
+  if (sending == nullptr) return base::Unavailable("the decode instance is not paired");
+  return sending->LayerReady(id, transfer::Path::kFull, range);
+}
+
+void PeerLink::End(const base::TransferId& id) {
+  const auto sending = sender();
+  if (sending == nullptr) return;
+  const transfer::SenderStats stats = sending->stats(id);
+  if (stats.messages > 0) {
+    context_.metrics->GetCounter("transfer_bytes_total", {{"path", "full"}, {"direction", "sent"}})
+        .Add(static_cast<double>(stats.bytes - stats.resent_bytes));
+    context_.metrics
+        ->GetCounter("transfer_bytes_total", {{"path", "ondemand"}, {"direction", "sent"}})
+        .Add(static_cast<double>(stats.resent_bytes));
+    context_.metrics->GetHistogram("transfer_segments")
+        .Observe(static_cast<double>(stats.segments));
+  }
+  sending->End(id);
+}
+
+void PeerLink::NotifyAborted(const base::TransferId& id, std::string_view reason) {
+  v1::ControlMessage message;
+  message.mutable_abort()->set_transfer_id(rpc::TransferIdBytes(id));
+  message.mutable_abort()->set_reason(std::string(reason));
+  Send(std::move(message));
+}
+
+}  // namespace smartgen::prefill_server

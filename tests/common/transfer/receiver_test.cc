@@ -1,0 +1,207 @@
+// The receiver alone: the test plays the channel.
+#include "tests/common/transfer/transfer_fixture.h"
+
+namespace smartgen::transfer {
+namespace {
+
+class ReceiverTest : public TransferFixture {
+ protected:
+  void SetUp() override {
+    CreateReceiver();
+    sequence_ = NewSequence(*target_pool_, 64);
+    ASSERT_TRUE(BeginReceive(id_, sequence_, 16, 64).ok());
+  }
+  WireHead Head(int layer, int64_t begin, int64_t end) {
+    const auto bytes = static_cast<uint64_t>((end - begin) * Layout().TokenBytes(layer));
+    return {.flags = kFlagChecksum,
+            .transfer_id = id_,
+            .sender_incarnation = kSenderIncarnation,
+            .receiver_incarnation = kReceiverIncarnation,
+            .sequence = 1,
+            .layer = static_cast<uint32_t>(layer),
+            .token_begin = static_cast<uint32_t>(begin),
+            .token_end = static_cast<uint32_t>(end),
+            .payload_bytes = bytes,
+            .checksum = base::Hash64(std::vector<std::byte>(bytes, std::byte{0x5a}))};
+  }
+  absl::StatusOr<channel::Placement> Offer(const WireHead& head) {
+    return receiver_->OnHead(channel::Lane::kProactive, EncodeWireHead(head), head.payload_bytes);
+  }
+  void Complete(const WireHead& head, channel::Placement placement,
+                std::byte fill = std::byte{0x5a}) {
+    for (const auto& segment : placement.segments) {
+      std::fill(segment.begin(), segment.end(), fill);
+    }
+    receiver_->OnPayload(channel::Lane::kProactive, EncodeWireHead(head), std::move(placement));
+  }
+  void Deliver(const WireHead& head) {
+    auto placement = Offer(head);
+    ASSERT_TRUE(placement.ok()) << placement.status();
+    Complete(head, *std::move(placement));
+  }
+  void ExpectRefused(const WireHead& head, Refusal refusal) {
+    const std::string name(RefusalName(refusal));
+    const int64_t before = log_.count(name);
+    EXPECT_FALSE(Offer(head).ok());
+    EXPECT_EQ(log_.count(name), before + 1) << name;
+  }
+
+  const base::TransferId id_ = base::NewTransferId();
+  std::shared_ptr<kv::KvSequence> sequence_;
+};
+
+TEST_F(ReceiverTest, L5_H1_OnlyTheTransferIdNamesATransfer) {
+  WireHead head = Head(0, 16, 32);
+  head.transfer_id = base::NewTransferId();
+  ExpectRefused(head, Refusal::kUnknownTransfer);
+  Deliver(Head(0, 16, 32));
+  EXPECT_TRUE(sequence_->AllLocal(0, 16, 32));
+}
+
+TEST_F(ReceiverTest, AnotherLifeOfEitherSideIsRefused) {
+  WireHead head = Head(0, 16, 32);
+  head.sender_incarnation += 1;
+  ExpectRefused(head, Refusal::kOldIncarnation);
+  head = Head(0, 16, 32);
+  head.receiver_incarnation += 1;
+  ExpectRefused(head, Refusal::kOldIncarnation);
+}
+
+TEST_F(ReceiverTest, RangesOutsideOfTheTransferAreRefused) {
+  ExpectRefused(Head(0, 0, 32), Refusal::kOutOfRange);
+  ExpectRefused(Head(0, 48, 65), Refusal::kOutOfRange);
+  WireHead head = Head(0, 16, 32);
+  head.layer = 3;
+  ExpectRefused(head, Refusal::kOutOfRange);
+  head.layer = UINT32_MAX;
+  ExpectRefused(head, Refusal::kOutOfRange);
+  EXPECT_EQ(receiver_->stats(id_).bytes, 0u);
+}
+
+TEST_F(ReceiverTest, W10_BytesOfAnotherDtypeDoNotFit) {
+  WireHead head = Head(0, 16, 32);
+  head.payload_bytes /= 2;  // as bf16 would have
+  ExpectRefused(head, Refusal::kOutOfRange);
+}
+
+TEST_F(ReceiverTest, APayloadThatIsNotWhatTheHeadSaysIsRefused) {
+  const WireHead head = Head(0, 16, 32);
+  EXPECT_FALSE(
+      receiver_->OnHead(channel::Lane::kProactive, EncodeWireHead(head), head.payload_bytes + 1)
+          .ok());
+  EXPECT_EQ(log_.count("out_of_range"), 1);
+}
+
+TEST_F(ReceiverTest, NoiseAndMissingChecksumsAreRefused) {
+  EXPECT_FALSE(receiver_->OnHead(channel::Lane::kProactive, std::vector<std::byte>(80), 100).ok());
+  EXPECT_EQ(log_.count("malformed"), 1);
+  WireHead head = Head(0, 16, 32);
+  head.flags = 0;
+  head.checksum = 0;
+  ExpectRefused(head, Refusal::kMalformed);
+}
+
+TEST_F(ReceiverTest, ATokenThatIsLocalIsNeverWrittenAgain) {
+  Deliver(Head(0, 16, 32));
+  ExpectRefused(Head(0, 16, 32), Refusal::kDuplicate);
+  ExpectRefused(Head(0, 31, 48), Refusal::kDuplicate);  // one token would be
+  EXPECT_EQ(receiver_->stats(id_).duplicate_bytes,
+            static_cast<uint64_t>((16 + 17) * Layout().TokenBytes(0)));
+  Deliver(Head(0, 32, 48));
+}
+
+TEST_F(ReceiverTest, TwoMessagesAtOnceForOneTokenNeverBothWrite) {
+  auto first = Offer(Head(0, 16, 32));
+  ASSERT_TRUE(first.ok());
+  ExpectRefused(Head(0, 20, 24), Refusal::kDuplicate);
+  auto beside = Offer(Head(0, 32, 48));
+  ASSERT_TRUE(beside.ok());
+  Complete(Head(0, 16, 32), *std::move(first));
+  Complete(Head(0, 32, 48), *std::move(beside));
+  EXPECT_TRUE(sequence_->AllLocal(0, 16, 48));
+}
+
+TEST_F(ReceiverTest, TwoTransfersNeverWriteOneSharedPageAtOnce) {
+  const base::TransferId other = base::NewTransferId();
+  std::vector<kv::PageId> pages(sequence_->pages().begin(), sequence_->pages().begin() + 4);
+  for (const kv::PageId page : pages) target_pool_->AddRef(page);
+  auto sharing = std::make_shared<kv::KvSequence>(target_pool_.get(), pages);
+  ASSERT_TRUE(BeginReceive(other, sharing, 16, 64).ok());
+  auto first = Offer(Head(0, 16, 64));
+  ASSERT_TRUE(first.ok());
+  WireHead second = Head(0, 32, 48);
+  second.transfer_id = other;
+  ExpectRefused(second, Refusal::kDuplicate);
+  Complete(Head(0, 16, 64), *std::move(first));
+  // What came for one came for both.
+  EXPECT_EQ(log_.count("layer 0"), 2);
+}
+
+TEST_F(ReceiverTest, W2_ACorruptMessageMarksNothingAndIsAskedForAgain) {
+  auto placement = Offer(Head(1, 16, 32));
+  ASSERT_TRUE(placement.ok());
+  Complete(Head(1, 16, 32), *std::move(placement), std::byte{0x5b});
+  EXPECT_EQ(log_.count("corrupt"), 1);
+  EXPECT_EQ(log_.count("damaged tokens"), 16);
+  EXPECT_EQ(receiver_->stats(id_).corrupt_messages, 1u);
+  EXPECT_EQ(receiver_->stats(id_).bytes, 0u);
+  EXPECT_EQ(sequence_->FirstNotLocal(1, 16, 32), 16);
+  Deliver(Head(1, 16, 32));
+  EXPECT_TRUE(sequence_->AllLocal(1, 16, 32));
+}
+
+TEST_F(ReceiverTest, W6_W8_CompletionCountsTokensOfEveryLayerNotMessages) {
+  // As many messages as would do, but layer 2 lacks a piece.
+  for (int layer = 0; layer < 3; ++layer) Deliver(Head(layer, 16, 32));
+  for (int layer = 0; layer < 2; ++layer) {
+    Deliver(Head(layer, 32, 47));
+    Deliver(Head(layer, 47, 64));
+  }
+  Deliver(Head(2, 33, 64));
+  EXPECT_EQ(log_.count("progress"), 2);
+  EXPECT_EQ(log_.count("complete"), 0);
+  EXPECT_EQ(receiver_->Missing(id_),
+            (std::vector<LayerRange>{{.layer = 2, .begin = 32, .end = 33}}));
+  Deliver(Head(2, 32, 33));
+  EXPECT_EQ(log_.count("progress"), 3);
+  EXPECT_EQ(log_.count("complete"), 1);
+  EXPECT_TRUE(receiver_->Missing(id_).empty());
+}
+
+TEST_F(ReceiverTest, MissingRangesAreMerged) {
+  Deliver(Head(0, 20, 30));
+  Deliver(Head(0, 30, 40));
+  EXPECT_EQ(receiver_->Missing(id_),
+            (std::vector<LayerRange>{{0, 16, 20}, {0, 40, 64}, {1, 16, 64}, {2, 16, 64}}));
+}
+
+TEST_F(ReceiverTest, EndDuringAPayloadDrainsIntoPinnedPagesAndMarksNothing) {
+  const int64_t free_before = target_pool_->free_pages();
+  auto placement = Offer(Head(0, 16, 64));
+  ASSERT_TRUE(placement.ok());
+  std::weak_ptr<kv::KvSequence> watch = sequence_;
+  receiver_->End(id_);
+  receiver_->End(id_);
+  sequence_.reset();
+  EXPECT_FALSE(watch.expired());
+  EXPECT_EQ(target_pool_->free_pages(), free_before);
+  Complete(Head(0, 16, 64), *std::move(placement));
+  EXPECT_TRUE(watch.expired());
+  EXPECT_EQ(target_pool_->free_pages(), target_pool_->total_pages());
+  EXPECT_EQ(log_.count("progress"), 0);
+  ExpectRefused(Head(0, 16, 64), Refusal::kUnknownTransfer);
+  EXPECT_EQ(receiver_->active(), 0);
+}
+
+TEST_F(ReceiverTest, BeginRefusesWhatItCouldNeverComplete) {
+  EXPECT_TRUE(absl::IsAlreadyExists(BeginReceive(id_, sequence_, 16, 64)));
+  const base::TransferId other = base::NewTransferId();
+  EXPECT_TRUE(absl::IsInvalidArgument(BeginReceive(other, sequence_, 16, 16)));
+  EXPECT_TRUE(absl::IsInvalidArgument(BeginReceive(other, sequence_, 16, 65)));
+  EXPECT_TRUE(absl::IsInvalidArgument(BeginReceive(other, sequence_, -1, 16)));
+  sequence_->MarkLocal(1, 0, 16);
+  EXPECT_TRUE(absl::IsFailedPrecondition(BeginReceive(other, sequence_, 0, 16)));
+}
+
+}  // namespace
+}  // namespace smartgen::transfer

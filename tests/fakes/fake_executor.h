@@ -1,0 +1,131 @@
+// An executor without a model, for tests of everything around one.
+//
+// Each token's KV in a layer is made from the token and from the KV before it as it stands in
+// memory, and logits are made from every byte of KV of all layers: one wrong or missing byte
+// anywhere changes all tokens that follow.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "common/base/hash.h"
+#include "common/base/status.h"
+#include "common/executor/executor.h"
+
+namespace smartgen::fakes {
+
+class FakeExecutor final : public executor::Executor {
+ public:
+  struct Options {
+    int layers = 4;
+    int kv_heads = 2;
+    int head_dim = 8;
+    int vocab = 256;
+    int64_t context = 4096;
+    int max_prefill_tokens = 2048;
+    executor::ComputeType compute = executor::ComputeType::kBF16;
+    // Called before each layer of a prefill and before each decode step (layer -1): tests block or
+    // count here.
+    std::function<void(int layer)> before;
+  };
+
+  explicit FakeExecutor(Options options) : options_(std::move(options)) {
+    config_.architecture = "fake";
+    config_.name = "fake";
+    config_.vocab_size = options_.vocab;
+    config_.context_length = options_.context;
+    config_.layers.resize(static_cast<size_t>(options_.layers));
+  }
+
+  const model::ModelConfig& config() const override { return config_; }
+  executor::ComputeType compute() const override { return options_.compute; }
+  kv::DType kv_dtype() const override { return kv::DType::kBF16; }
+  int threads() const override { return 1; }
+  kv::KvLayout Layout(int64_t token_capacity) const override {
+    kv::KvLayout layout;
+    layout.layers.assign(
+        static_cast<size_t>(options_.layers),
+        {.kv_heads = options_.kv_heads, .head_dim = options_.head_dim, .window = 0});
+    layout.dtype = kv_dtype();
+    layout.token_capacity = token_capacity;
+    return layout;
+  }
+
+  absl::Status Prefill(const executor::PrefillChunk& chunk) override {
+    const auto count = static_cast<int64_t>(chunk.tokens.size());
+    if (count < 1 || count > options_.max_prefill_tokens)
+      return base::InvalidArgument("chunk of {} tokens", count);
+    for (int layer = 0; layer < options_.layers; ++layer) {
+      if (chunk.cancelled && chunk.cancelled())
+        return base::Cancelled("cancelled before layer {}", layer);
+      if (options_.before) options_.before(layer);
+      RETURN_IF_ERROR(CheckLocal(*chunk.sequence, layer, chunk.start));
+      for (int64_t i = 0; i < count; ++i)
+        Write(*chunk.sequence, layer, chunk.start + i, chunk.tokens[i]);
+      chunk.sequence->MarkLocal(layer, chunk.start, chunk.start + count);
+      if (chunk.on_layer) chunk.on_layer(layer, chunk.start, chunk.start + count);
+    }
+    if (!chunk.last_logits.empty()) Logits(*chunk.sequence, chunk.start + count, chunk.last_logits);
+    return absl::OkStatus();
+  }
+
+  absl::Status Decode(std::span<const executor::DecodeSlot> batch) override {
+    if (options_.before) options_.before(-1);
+    for (const executor::DecodeSlot& slot : batch) {
+      for (int layer = 0; layer < options_.layers; ++layer) {
+        RETURN_IF_ERROR(CheckLocal(*slot.sequence, layer, slot.position));
+        Write(*slot.sequence, layer, slot.position, slot.token);
+        slot.sequence->MarkLocal(layer, slot.position, slot.position + 1);
+      }
+      Logits(*slot.sequence, slot.position + 1, slot.logits);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  static absl::Status CheckLocal(const kv::KvSequence& sequence, int layer, int64_t end) {
+    const int64_t first = sequence.FirstNotLocal(layer, 0, end);
+    if (first == end) return absl::OkStatus();
+    return base::FailedPrecondition("layer {} token {} is not local", layer, first);
+  }
+
+  static void Write(kv::KvSequence& sequence, int layer, int64_t position, int32_t token) {
+    uint64_t before = 0;
+    if (position > 0) {
+      const auto row = sequence.Segments(layer, position - 1, position).front();
+      std::memcpy(&before, row.data(), sizeof before);
+    }
+    const uint64_t parts[] = {before, static_cast<uint64_t>(layer), static_cast<uint64_t>(position),
+                              static_cast<uint64_t>(token)};
+    uint64_t value = base::Hash64(std::as_bytes(std::span(parts)));
+    for (const std::span<std::byte> segment : sequence.Segments(layer, position, position + 1)) {
+      for (size_t at = 0; at < segment.size(); at += sizeof value) {
+        std::memcpy(segment.data() + at, &value, std::min(sizeof value, segment.size() - at));
+        value = value * 6364136223846793005ULL + 1442695040888963407ULL;
+      }
+    }
+  }
+
+  void Logits(kv::KvSequence& sequence, int64_t end, std::span<float> out) const {
+    uint64_t digest = 0;
+    for (int layer = 0; layer < options_.layers; ++layer) {
+      for (const std::span<std::byte> segment : sequence.Segments(layer, 0, end)) {
+        base::Hasher64 hasher(digest);
+        hasher.Update(segment);
+        digest = hasher.Digest();
+      }
+    }
+    for (size_t i = 0; i < out.size(); ++i) {
+      const uint64_t parts[] = {digest, i};
+      out[i] = static_cast<float>(base::Hash64(std::as_bytes(std::span(parts))) >> 40) * 1e-6f;
+    }
+  }
+
+  const Options options_;
+  model::ModelConfig config_;
+};
+
+}  // namespace smartgen::fakes
