@@ -20,10 +20,13 @@ function(smartgen_library name)
   endif()
 endfunction()
 
-# smartgen_test(FOLDER [DEPS ...]): one test binary of all *_test.cc files in tests/FOLDER, named
-# after the folder (common/kv -> common_kv_test), every TEST registered with ctest.
+# smartgen_test(FOLDER [DEPS ...] [LABELS ...] [TIMEOUT seconds] [SANITIZE address|thread ...]): one test
+# binary of all *_test.cc files in tests/FOLDER, named after the folder (common/kv -> common_kv_test), every
+# TEST registered with ctest. SANITIZE names the sanitizer builds that run it in CI: `thread` for what is
+# concurrent, `address` for what parses outside input or juggles memory. There it gets the label `sanitize` and
+# belongs to the target `sanitized_tests`.
 function(smartgen_test folder)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT" "DEPS;LABELS;SANITIZE" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -42,6 +45,13 @@ function(smartgen_test folder)
   # What is measured is the libraries; tests compile in half the time this way.
   target_compile_options(${target} PRIVATE -O1)
   target_link_libraries(${target} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  foreach(sanitizer ${ARG_SANITIZE})
+    if(SMARTGEN_SANITIZE MATCHES "${sanitizer}")
+      list(APPEND ARG_LABELS sanitize)
+      add_dependencies(sanitized_tests ${target})
+      math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 5")
+    endif()
+  endforeach()
   gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST TEST_PREFIX "${folder}/"
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
 endfunction()

@@ -190,7 +190,7 @@ void DecodeEngine::WatchTransfer(const RequestPtr& request, base::TimePoint now)
   auto& remote = request->remote;
   if (now - remote.token_at > options_.transfer_timeout) {
     AttemptFailed(request, Fallback::kTransferTimeout,
-                  base::DeadlineExceeded("KV was not complete {} s after the token",
+                  base::DeadlineExceeded("KV was not complete {:g} s after the token",
                                          base::ToSeconds(options_.transfer_timeout)));
     return;
   }

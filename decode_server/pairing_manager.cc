@@ -111,8 +111,10 @@ std::shared_ptr<PairingSession> PairingManager::SessionOf(const std::string& add
 
 std::vector<std::string> PairingManager::Healthy(const std::vector<std::string>& ranking) const {
   std::vector<std::string> order = ranking;
-  if (order.empty()) {
-    for (const auto& pairing : pairings_) order.push_back(pairing->address);
+  for (const auto& pairing : pairings_) {
+    if (std::find(order.begin(), order.end(), pairing->address) == order.end()) {
+      order.push_back(pairing->address);
+    }
   }
   std::erase_if(order, [&](const std::string& address) {
     const auto session = SessionOf(address);

@@ -145,7 +145,7 @@ absl::Status PairingSession::WaitFor(std::string_view what, const std::function<
   base::MutexLock lock(mutex_);
   while (!done() && !down_) {
     if (deadline.Expired(*context_->clock)) {
-      return base::DeadlineExceeded("{} did not come within {} s", what,
+      return base::DeadlineExceeded("{} did not come within {:g} s", what,
                                     base::ToSeconds(context_->options.pairing_timeout));
     }
     changed_.WaitFor(mutex_, std::chrono::milliseconds(50));
@@ -198,7 +198,7 @@ void PairingSession::Tick() {
     message.mutable_heartbeat()->set_count(++heartbeats_);
   }
   if (missed) {
-    GoDown(base::Unavailable("nothing was heard for {} s: {} heartbeats missed",
+    GoDown(base::Unavailable("nothing was heard for {:g} s: {} heartbeats missed",
                              base::ToSeconds(kMissedHeartbeats * context_->options.heartbeat),
                              kMissedHeartbeats));
     return;

@@ -27,10 +27,11 @@ absl::Status RemoteAttempt::Begin(const AttemptSpec& spec) {
     const auto weak = weak_from_this();
     RETURN_IF_ERROR(receiver_->Begin(
         id_, spec.sequence, spec.decode_cached_tokens, static_cast<int64_t>(spec.tokens.size()),
-        [](int) {},
+        [weak](int) {
+          if (const auto self = weak.lock()) self->OnLayer();
+        },
         [weak] {
-          const auto self = weak.lock();
-          if (self != nullptr && !self->ended()) self->events_.on_complete();
+          if (const auto self = weak.lock()) self->OnComplete();
         }));
   }
   const absl::Status registered = session_->Register(id_, shared_from_this());
@@ -64,6 +65,24 @@ void RemoteAttempt::Call(const AttemptSpec& spec) {
       });
   base::MutexLock lock(mutex_);
   if (!done_ && !failed_) stream_ = stream;
+}
+
+void RemoteAttempt::OnLayer() {
+  if (first_layer_bytes_ > 0) return;
+  first_layer_at_ = session_->context().clock->Now();
+  first_layer_bytes_ = receiver_->stats(id_).bytes;
+}
+
+void RemoteAttempt::OnComplete() {
+  if (ended()) return;
+  const PairingContext& context = session_->context();
+  const double seconds = base::ToSeconds(context.clock->Now() - first_layer_at_);
+  const uint64_t bytes = receiver_->stats(id_).bytes;
+  if (bytes > first_layer_bytes_ && seconds > 0) {
+    context.metrics->GetGauge("link_bandwidth_bytes_per_second", {{"peer", session_->address()}})
+        .Set(static_cast<double>(bytes - first_layer_bytes_) / seconds);
+  }
+  events_.on_complete();
 }
 
 bool RemoteAttempt::ended() const {

@@ -39,6 +39,9 @@ class RemoteAttempt final : public PrefillAttempt,
   void OnClosed(const absl::Status& status);
   void Fail(Fallback reason, const absl::Status& status);
   bool ended() const;
+  // Bandwidth: what came after the first layer, over the time that it took.
+  void OnLayer();
+  void OnComplete();
 
   const std::shared_ptr<PairingSession> session_;
   const AttemptEvents events_;
@@ -52,6 +55,9 @@ class RemoteAttempt final : public PrefillAttempt,
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;  // told once
   bool done_ ABSL_GUARDED_BY(mutex_) = false;    // the call ended well
   uint64_t final_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The channel's thread only.
+  base::TimePoint first_layer_at_{};
+  uint64_t first_layer_bytes_ = 0;
 };
 
 }  // namespace smartgen::decode_server

@@ -80,8 +80,8 @@ class PrefillDirectory {
   virtual ~PrefillDirectory() = default;
   // Some instance is configured.
   virtual bool configured() const = 0;
-  // Healthy instances in the order of `ranking` (addresses not known are ignored); empty ranking:
-  // the configured order.
+  // Healthy instances: those of `ranking` first, in its order (addresses not known are ignored),
+  // then the others in the configured order.
   virtual std::vector<std::string> Healthy(const std::vector<std::string>& ranking) const = 0;
   virtual absl::StatusOr<std::shared_ptr<PrefillAttempt>> Start(const std::string& address,
                                                                 AttemptSpec spec,

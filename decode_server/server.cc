@@ -7,7 +7,6 @@
 #include "common/base/log.h"
 #include "common/base/memory.h"
 #include "common/config/version.h"
-#include "common/model/model.h"
 #include "common/rpc/convert.h"
 
 namespace smartgen::decode_server {
@@ -25,22 +24,6 @@ Mode ParseMode(const std::string& mode) {
 }
 
 }  // namespace
-
-absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::FromModel(const Options& options) {
-  RETURN_IF_ERROR(options.Check());
-  ASSIGN_OR_RETURN(const std::string path, model::ResolveModelPath(options.model));
-  ASSIGN_OR_RETURN(const std::unique_ptr<model::Model> model, model::Model::Open(path));
-  executor::ExecutorOptions executor_options;
-  ASSIGN_OR_RETURN(executor_options.compute, executor::ParseComputeType(options.compute));
-  executor_options.threads = options.threads;
-  executor_options.max_prefill_tokens = options.max_prefill_tokens;
-  executor_options.max_decode_batch = options.max_batch;
-  Parts parts;
-  ASSIGN_OR_RETURN(parts.executor, executor::CreateCpuExecutor(*model, executor_options));
-  parts.model_name = model->config().name;
-  parts.model_fingerprint = model->fingerprint();
-  return Start(options, std::move(parts));
-}
 
 absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(const Options& options,
                                                                   Parts parts) {
@@ -189,7 +172,7 @@ void DecodeServer::WatchLoop() {
     stuck = now;
     rpc_->SetServing(!stuck && !draining_);
     if (stuck) {
-      SMARTGEN_LOG(error, "server", "no step was made for {} s though requests wait: not serving",
+      SMARTGEN_LOG(error, "server", "no step was made for {:g} s though requests wait: not serving",
                    base::ToSeconds(options_.watchdog));
     } else {
       SMARTGEN_LOG(info, "server", "the engine moves again");
@@ -211,7 +194,7 @@ void DecodeServer::Drain() {
   draining_ = true;
   rpc_->SetServing(false);
   engine_->RefuseNew();
-  SMARTGEN_LOG(info, "server", "draining: at most {} s", base::ToSeconds(options_.drain_timeout));
+  SMARTGEN_LOG(info, "server", "draining: at most {:g} s", base::ToSeconds(options_.drain_timeout));
   if (!WaitIdle(base::Deadline::After(*parts_.clock, options_.drain_timeout))) {
     const DecodeEngine::Load left = engine_->load();
     SMARTGEN_LOG(warn, "server", "drain timeout: ending {} running and {} waiting requests",

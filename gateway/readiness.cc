@@ -73,14 +73,15 @@ void Readiness::Refused(const absl::Status& status) {
 
 bool Readiness::ready() const {
   base::MutexLock lock(mutex_);
-  return ready_;
+  return ready_ && router_->AnyDecodeUp();
 }
 
 base::Duration Readiness::UntilProbe() const {
   base::MutexLock lock(mutex_);
+  // A proof is void as soon as no decode instance is up, so that is looked at in between.
   if (suspect_ || !ready_) return options_.retry;
   const base::Duration age = clock_->Now() - last_proof_;
-  return std::max<base::Duration>(options_.interval - age, base::Duration(0));
+  return std::clamp<base::Duration>(options_.interval - age, base::Duration(0), options_.retry);
 }
 
 asio::awaitable<void> Readiness::Loop(std::shared_ptr<Mailbox<int>> wake,
@@ -97,7 +98,8 @@ asio::awaitable<void> Readiness::Loop(std::shared_ptr<Mailbox<int>> wake,
     {
       base::MutexLock lock(mutex_);
       if (stopping_) co_return;
-      const bool proven = ready_ && !suspect_ && clock_->Now() - last_proof_ < options_.interval;
+      const bool proven = ready_ && !suspect_ && router_->AnyDecodeUp() &&
+                          clock_->Now() - last_proof_ < options_.interval;
       if (proven) continue;
     }
     co_await Probe(executor);
@@ -156,6 +158,7 @@ asio::awaitable<void> Readiness::Probe(asio::any_io_executor executor) {
 }
 
 Json Readiness::Report(bool draining) const {
+  const bool ready = this->ready();
   Json degraded = Json::array();
   for (const InstanceState& state : router_->Snapshot()) {
     const char* kind = state.prefill ? "prefill" : "decode";
@@ -167,9 +170,9 @@ Json Readiness::Report(bool draining) const {
   base::MutexLock lock(mutex_);
   if (!fallback_.empty()) degraded.push_back("last generation fell back: " + fallback_);
   Json report;
-  report["status"] = draining ? "draining" : ready_ ? "ready" : "not ready";
-  report["path"] = path_.empty() || !ready_ ? Json(nullptr) : Json(path_);
-  report["mode"] = mode_.empty() || !ready_ ? Json(nullptr) : Json(mode_);
+  report["status"] = draining ? "draining" : ready ? "ready" : "not ready";
+  report["path"] = path_.empty() || !ready ? Json(nullptr) : Json(path_);
+  report["mode"] = mode_.empty() || !ready ? Json(nullptr) : Json(mode_);
   report["degraded"] = std::move(degraded);
   if (!error_.empty()) report["error"] = error_;
   return report;

@@ -28,8 +28,12 @@ class ClosedWatch final : public channel::Receiver {
   const std::weak_ptr<PeerLink> link_;
 };
 
-// "ipv4:10.0.0.3:4711" -> "ipv4:10.0.0.3"
-std::string HostOf(const std::string& peer) { return peer.substr(0, peer.rfind(':')); }
+// "ipv4:10.0.0.3:4711" -> "10.0.0.3"
+std::string HostOf(const std::string& peer) {
+  const std::string host = peer.substr(0, peer.rfind(':'));
+  const size_t scheme = host.find(':');
+  return scheme == std::string::npos ? host : host.substr(scheme + 1);
+}
 
 }  // namespace
 

@@ -274,7 +274,7 @@ void PrefillEngine::OnLeaseEnd(const std::shared_ptr<Job>& job, kv::LeaseTable::
   if (end == kv::LeaseTable::End::kExpired) {
     hot_->expired.Add();
     SMARTGEN_LOG(warn, "prefill",
-                 "lease expired transfer={}: nobody renewed or released it within {} s",
+                 "lease expired transfer={}: nobody renewed or released it within {:g} s",
                  job->spec.id.ToString(), base::ToSeconds(options_.lease));
     job->Cancel(base::Aborted("the lease on the prompt's KV expired"));
     job->spec.link->NotifyAborted(job->spec.id, "lease expired");

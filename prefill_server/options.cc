@@ -62,7 +62,7 @@ absl::Status Options::Check() const {
       return base::InvalidArgument("{}: want at least 1ms, got {}ns", name, value.count());
   }
   if (lease < 3 * heartbeat) {
-    return base::InvalidArgument("lease: want at least three heartbeats ({}s), got {}s",
+    return base::InvalidArgument("lease: want at least three heartbeats ({:g}s), got {:g}s",
                                  base::ToSeconds(3 * heartbeat), base::ToSeconds(lease));
   }
   return absl::OkStatus();

@@ -91,7 +91,7 @@ void PeerLink::Tick() {
     if (state_ == State::kHello && !missed) return;
   }
   if (missed) {
-    GoDown(base::Unavailable("nothing was heard for {} s: {} heartbeats missed",
+    GoDown(base::Unavailable("nothing was heard for {:g} s: {} heartbeats missed",
                              base::ToSeconds(kMissedHeartbeats * context_.heartbeat),
                              kMissedHeartbeats));
     return;

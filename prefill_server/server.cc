@@ -7,7 +7,6 @@
 #include "common/base/log.h"
 #include "common/base/memory.h"
 #include "common/config/version.h"
-#include "common/model/model.h"
 #include "common/rpc/convert.h"
 
 namespace smartgen::prefill_server {
@@ -17,22 +16,6 @@ constexpr int kMemoryShare = 5;
 constexpr base::Duration kWatchInterval = std::chrono::milliseconds(200);
 
 }  // namespace
-
-absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::FromModel(const Options& options) {
-  RETURN_IF_ERROR(options.Check());
-  ASSIGN_OR_RETURN(const std::string path, model::ResolveModelPath(options.model));
-  ASSIGN_OR_RETURN(const std::unique_ptr<model::Model> model, model::Model::Open(path));
-  executor::ExecutorOptions executor_options;
-  ASSIGN_OR_RETURN(executor_options.compute, executor::ParseComputeType(options.compute));
-  executor_options.threads = options.threads;
-  executor_options.max_prefill_tokens = options.max_prefill_tokens;
-  executor_options.max_decode_batch = 1;
-  Parts parts;
-  ASSIGN_OR_RETURN(parts.executor, executor::CreateCpuExecutor(*model, executor_options));
-  parts.model_name = model->config().name;
-  parts.model_fingerprint = model->fingerprint();
-  return Start(options, std::move(parts));
-}
 
 absl::StatusOr<std::unique_ptr<PrefillServer>> PrefillServer::Start(const Options& options,
                                                                     Parts parts) {
@@ -172,7 +155,7 @@ void PrefillServer::WatchLoop() {
     rpc_->SetServing(!stuck && !draining_);
     if (stuck) {
       SMARTGEN_LOG(error, "server",
-                   "no layer was computed for {} s though prompts wait: not serving",
+                   "no layer was computed for {:g} s though prompts wait: not serving",
                    base::ToSeconds(options_.watchdog));
     } else {
       SMARTGEN_LOG(info, "server", "the engine moves again");
@@ -184,7 +167,7 @@ void PrefillServer::Drain() {
   draining_ = true;
   rpc_->SetServing(false);
   engine_->RefuseNew();
-  SMARTGEN_LOG(info, "server", "draining: at most {} s", base::ToSeconds(options_.drain_timeout));
+  SMARTGEN_LOG(info, "server", "draining: at most {:g} s", base::ToSeconds(options_.drain_timeout));
   const base::Deadline deadline = base::Deadline::After(*parts_.clock, options_.drain_timeout);
   base::MutexLock lock(mutex_);
   while (!stop_ && !deadline.Expired(*parts_.clock)) {

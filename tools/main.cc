@@ -1,6 +1,7 @@
 // smartgen: one tool for what is not a daemon's work.
 #include <cstdio>
 
+#include "common/base/log.h"
 #include "tools/command.h"
 
 namespace smartgen::tools {
@@ -17,6 +18,9 @@ int Help() {
 }
 
 int Main(Args args) {
+  // On standard error: standard output is the commands' own.
+  const absl::Status logging = base::InitLogging("smartgen", "warn", "text");
+  if (!logging.ok()) return Fail("", logging);
   if (args.empty() || args[0] == "--help" || args[0] == "-h") return Help();
   if (args[0] == "--version") args[0] = "version";
   if (args[0] == "help") {

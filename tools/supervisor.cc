@@ -139,7 +139,7 @@ void Supervisor::Reap() {
                                       DescribeExit(status));
     if (killed_)
       message +=
-          fmt::format(": it did not stop within {} s", base::ToSeconds(options_.stop_timeout));
+          fmt::format(": it did not stop within {:g} s", base::ToSeconds(options_.stop_timeout));
     if (!stopping_) {
       message += "; its last lines:";
       for (const std::string& line : daemon.last_lines) message += "\n  " + line;

@@ -190,7 +190,7 @@ absl::Status Supervise(const Options& options, const Plan& plan) {
     if (announced) return std::nullopt;
     if (!probe->ready()) {
       if (!start.Expired(clock)) return std::nullopt;
-      return base::DeadlineExceeded("not ready after {} s; the log above says why",
+      return base::DeadlineExceeded("not ready after {:g} s; the log above says why",
                                     base::ToSeconds(options.start_timeout));
     }
     announced = true;

@@ -27,15 +27,16 @@ struct ModelBenchResult {
   std::vector<ModelBenchRow> rows;  // one a prompt length, in the order asked
 };
 
-// For each length n, `runs` times: prefill the first n tokens of `text` (repeated as often as
-// needed) in one go or in chunks of `max_prefill_tokens`, then `decode_tokens` greedy steps.
-// InvalidArgument for an empty text or numbers below 1; ResourceExhausted if the pool lacks room.
 struct ModelBenchOptions {
   std::vector<int> prompt_lengths = {512, 2048};
   int decode_tokens = 24;
   int runs = 3;
   int max_prefill_tokens = 2048;  // as the executor was made with
 };
+
+// For each length n, `runs` times: prefill the first n tokens of `text` (repeated as often as
+// needed) in one go or in chunks of `max_prefill_tokens`, then `decode_tokens` greedy steps.
+// InvalidArgument for an empty text or numbers below 1; ResourceExhausted if the pool lacks room.
 absl::StatusOr<ModelBenchResult> BenchModel(Executor& executor, kv::KvPool& pool,
                                             std::span<const TokenId> text,
                                             const ModelBenchOptions& options);

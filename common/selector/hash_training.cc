@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "common/selector/random.h"
 #include "common/selector/top_k.h"

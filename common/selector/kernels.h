@@ -48,9 +48,9 @@ void HammingDistances(const std::byte* units, int64_t stride, int64_t pages, int
 // out[r][m] = sum over c, ascending, of x[r][c] * matrix[c][m]. `columns` is a multiple of 16.
 void Project(const float* x, int64_t rows, int inner, const float* matrix, int columns, float* out);
 
-// How many are greater than the threshold (NaN is not), and the greatest (-infinity if none is
-// greater than that).
+// How many are greater than the threshold (NaN is not).
 int64_t CountAbove(std::span<const float> scores, float threshold);
+// -infinity if nothing is greater than that.
 float Greatest(std::span<const float> scores);
 
 }  // namespace smartgen::selector

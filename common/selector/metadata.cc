@@ -225,8 +225,9 @@ absl::Status MetadataStore::Put(int layer, int64_t begin, int64_t end,
   const int64_t unit_bytes = layout_->UnitBytes(layer);
   const Strips strips = StripsOf(*layout_, layer);
   const std::byte* from_wire = bytes.data();
+  std::byte* const units = state.units.data();
   ForEachPage(begin, end, [&](int64_t page, int64_t from, int64_t to) {
-    std::byte* unit = state.units.data() + page * unit_bytes;
+    std::byte* unit = units + page * unit_bytes;
     if (layout_->kind == Kind::kQuest) {
       WidenBounds(unit, from_wire, l.kv_heads, l.head_dim, layout_->dtype);
       from_wire += unit_bytes;

@@ -8,7 +8,7 @@ namespace smartgen::selector {
 namespace {
 
 constexpr int kMaxSweeps = 60;
-constexpr double kOrthogonal = 1e-14;
+constexpr double kOrthogonal = 1e-13;  // well above the rounding of a sum of 1024 products
 constexpr int kMaxDim = 1024;
 
 double Dot(const double* a, const double* b, int64_t n) {

@@ -18,7 +18,7 @@ struct SingularValues {
   std::vector<double> v;
 };
 
-// One-sided Jacobi: rotates pairs of columns until all are orthogonal within 1e-14 of their norms.
+// One-sided Jacobi: rotates pairs of columns until all are orthogonal within 1e-13 of their norms.
 // Time is columns^2 * rows per sweep, about ten sweeps. InvalidArgument for sizes that do not fit
 // or values that are not finite.
 absl::StatusOr<SingularValues> Svd(std::span<const double> a, int rows, int columns);

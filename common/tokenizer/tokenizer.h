@@ -35,8 +35,8 @@ class Tokenizer {
   virtual int vocab_size() const = 0;
   // No BOS is added. Invalid UTF-8 is encoded byte by byte, never refused.
   virtual std::vector<TokenId> Encode(std::string_view text, bool parse_special) const = 0;
-  // As if the pieces stood in one text for pre-tokenisation, but special tokens are only found
-  // inside pieces that ask for it (a special-token string never spans two pieces).
+  // As if the pieces stood in one text, but control tokens are only found inside a piece that asks for them and
+  // never span two pieces. User-defined tokens match everywhere, as in Encode.
   virtual std::vector<TokenId> EncodePieces(std::span<const TextPiece> pieces) const = 0;
   // The token's bytes; empty for ids outside the vocabulary. Control tokens give their text only
   // with `special`.

@@ -294,6 +294,7 @@ Result<ParsedRequest> ParseRequest(Api api, const Json& json, const RequestLimit
   ReadStop(reader, out);
   ReadSampling(reader, limits, out);
   ReadSmartGen(reader, out);
+  out.return_token_ids = reader.Bool("return_token_ids", false);
   if (api == Api::kChat) {
     ReadChat(reader, out);
   } else {

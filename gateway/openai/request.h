@@ -45,6 +45,7 @@ struct ParsedRequest {
   std::vector<std::string> stop;
   bool stream = false;
   bool include_usage = false;
+  bool return_token_ids = false;  // as vLLM has it: choices carry "token_ids"
   // All but eos_ids, which the model says. `seed` is drawn where the request has none.
   sampling::SamplingParams sampling;
   bool has_seed = false;

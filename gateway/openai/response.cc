@@ -147,6 +147,7 @@ Json WholeResponse(const ResponseHead& head, const std::vector<FinishedChoice>& 
     }
     one["logprobs"] = Logprobs(head, choice.logprobs);
     one["finish_reason"] = Reason(choice.finish_reason);
+    if (head.token_ids_wanted) one["token_ids"] = choice.token_ids;
     json["choices"].push_back(std::move(one));
   }
   json["usage"] = ToJson(usage);
@@ -166,10 +167,13 @@ Json TextChunk(const ResponseHead& head, int index, std::string_view text,
                Logprobs(head, logprobs), FinishReason::kNone);
 }
 
-Json FinishChunk(const ResponseHead& head, int index, FinishReason reason) {
+Json FinishChunk(const ResponseHead& head, int index, FinishReason reason,
+                 const std::vector<int32_t>& token_ids) {
   const bool chat = head.api == Api::kChat;
-  return Chunk(head, index, chat ? "delta" : "text", chat ? Json::object() : Json(""), nullptr,
-               reason);
+  Json json = Chunk(head, index, chat ? "delta" : "text", chat ? Json::object() : Json(""),
+                    nullptr, reason);
+  if (head.token_ids_wanted) json["choices"][0]["token_ids"] = token_ids;
+  return json;
 }
 
 Json UsageChunk(const ResponseHead& head, const Usage& usage, const ServingInfo& info) {

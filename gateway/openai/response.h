@@ -55,11 +55,13 @@ struct ResponseHead {
   int64_t created = 0;
   bool usage_wanted = false;  // stream_options.include_usage: other chunks carry "usage": null
   bool logprobs_wanted = false;
+  bool token_ids_wanted = false;  // return_token_ids
 };
 
 struct FinishedChoice {
   int index = 0;
   std::string text;
+  std::vector<int32_t> token_ids;  // generated, the end-of-text token included
   std::vector<LogprobEntry> logprobs;
   FinishReason finish_reason = FinishReason::kStop;
 };
@@ -70,8 +72,9 @@ Json WholeResponse(const ResponseHead& head, const std::vector<FinishedChoice>& 
 Json RoleChunk(const ResponseHead& head, int index);
 Json TextChunk(const ResponseHead& head, int index, std::string_view text,
                const std::vector<LogprobEntry>& logprobs);
-// The last chunk of a choice: no text, the reason.
-Json FinishChunk(const ResponseHead& head, int index, FinishReason reason);
+// The last chunk of a choice: no text, the reason; all token ids where they are wanted.
+Json FinishChunk(const ResponseHead& head, int index, FinishReason reason,
+                 const std::vector<int32_t>& token_ids);
 Json UsageChunk(const ResponseHead& head, const Usage& usage, const ServingInfo& info);
 
 Json ModelObject(std::string_view id, int64_t created, int64_t context_length);

@@ -60,6 +60,10 @@ class RouterImpl final : public Router {
     return smallest;
   }
 
+  bool AnyDecodeUp() const override {
+    return std::any_of(decode_.begin(), decode_.end(), [](const auto& i) { return i->up(); });
+  }
+
   std::vector<InstanceState> Snapshot() const override {
     std::vector<InstanceState> states;
     for (const auto* group : {&decode_, &prefill_}) {

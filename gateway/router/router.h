@@ -78,6 +78,7 @@ class Router {
       BackendCall::Events events) = 0;
   // The smallest context of the decode instances heard of; 0 if none was.
   virtual int64_t context_length() const = 0;
+  virtual bool AnyDecodeUp() const = 0;
   virtual std::vector<InstanceState> Snapshot() const = 0;
   // Cancels all calls and waits until the last on_end has returned.
   virtual void Stop() = 0;

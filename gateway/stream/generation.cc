@@ -174,6 +174,7 @@ class Generation {
     head_.created = context_.clock->UnixSeconds();
     head_.usage_wanted = request.include_usage;
     head_.logprobs_wanted = request.sampling.logprobs >= 0;
+    head_.token_ids_wanted = request.return_token_ids;
     slots_.reserve(static_cast<size_t>(choices));
     for (int i = 0; i < choices; ++i) AddSlot(i);
     for (Slot& slot : slots_) {
@@ -412,9 +413,10 @@ class Generation {
     // A stop string that stood in what was held back wins over the backend's reason.
     if (slot.choice.reason() != FinishReason::kNone) reason = slot.choice.reason();
     slot.answer.finish_reason = reason;
+    slot.answer.token_ids = slot.choice.tokens();
     if (prepared_->request.stream) {
       BeginChoice(slot);
-      out_ += SseData(FinishChunk(head_, slot.index, reason));
+      out_ += SseData(FinishChunk(head_, slot.index, reason, slot.choice.tokens()));
     }
     usage_.completion_tokens += std::max<int64_t>(static_cast<int64_t>(slot.choice.tokens().size()),
                                                   slot.stats.generated_tokens());
@@ -431,7 +433,8 @@ class Generation {
 
   // Sends what has gathered.
   asio::awaitable<void> FlushOut() {
-    if (out_.empty() || client_gone_) co_return;
+    // What failed before its first byte is answered with a status.
+    if (out_.empty() || client_gone_ || (error_ && !begun_)) co_return;
     if (!begun_) {
       begun_ = true;
       HttpResponse head;

@@ -1,6 +1,12 @@
 // Requests through a whole gateway: answers, streams, errors, retries, metrics.
 #include "gateway/gateway.h"
 
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <set>
+
+#include "gateway/openai/request.h"
 #include "tests/gateway/gateway_fixture.h"
 
 namespace smartgen::gateway {
@@ -17,7 +23,8 @@ std::string TextOf(const std::vector<std::string>& events) {
   std::string text;
   for (const std::string& event : events) {
     if (event == "[DONE]") break;
-    for (const auto& choice : Event::parse(event)["choices"]) {
+    const auto chunk = Event::parse(event);
+    for (const auto& choice : chunk["choices"]) {
       if (choice.contains("delta")) text += choice["delta"].value("content", "");
       if (choice.contains("text")) text += choice["text"].get<std::string>();
     }
@@ -118,7 +125,9 @@ TEST_F(GatewayTest, S7_S8_ChunksHaveTheRightOrderAndKeys) {
     roles += chunk["choices"][0]["delta"].contains("role") ? 1 : 0;
     const bool last = i + 2 == events.size();
     EXPECT_EQ(chunk["choices"][0]["finish_reason"], last ? Event("stop") : Event(nullptr));
-    if (last) EXPECT_EQ(chunk["choices"][0]["delta"], Event::object());
+    if (last) {
+      EXPECT_EQ(chunk["choices"][0]["delta"], Event::object());
+    }
   }
   EXPECT_EQ(roles, 1);
   EXPECT_EQ(TextOf(events), "ok");
@@ -192,8 +201,8 @@ TEST_F(GatewayTest, EachStreamedChoiceHasOneRoleChunkAndOneEnd) {
   for (const auto& event : events) {
     if (event == "[DONE]") continue;
     const auto choice = Event::parse(event)["choices"][0];
-    if (choice["delta"].contains("role")) ++roles[choice["index"]];
-    if (!choice["finish_reason"].is_null()) ++ends[choice["index"]];
+    if (choice["delta"].contains("role")) ++roles[choice["index"].get<int>()];
+    if (!choice["finish_reason"].is_null()) ++ends[choice["index"].get<int>()];
   }
   EXPECT_EQ(roles, (std::map<int, int>{{0, 1}, {1, 1}, {2, 1}}));
   EXPECT_EQ(ends, roles);
@@ -363,14 +372,18 @@ TEST_F(GatewayTest, AStreamThatEndsWithoutSayingSoGoesOnElsewhere) {
 }
 
 TEST_F(GatewayTest, S9_AnErrorAfterTheFirstByteIsAnEventAndTheEnd) {
-  AddDecode().SetScript([](const auto&, FakeStream& stream) {
+  std::atomic<bool> seen{false};
+  AddDecode().SetScript([&seen](const auto&, FakeStream& stream) {
     stream.Admit();
     stream.Tokens({'a'});
+    Eventually([&] { return seen.load(); });
     return grpc::Status(grpc::StatusCode::INTERNAL, "NaN logits");
   });
   Start();
   RawClient client(port());
   client.Send(PostText("/v1/chat/completions", ChatBody(R"("stream":true)")));
+  ASSERT_TRUE(client.ReadUntil("\"a\""));
+  seen = true;
   const auto response = client.Read();
   EXPECT_EQ(response.status, 200);
   const auto events = response.Events();

@@ -1,8 +1,7 @@
 // The HTTP side: bad input of all kinds, tokens, disconnects, shutdown.
-#include <netinet/in.h>
-#include <sys/socket.h>
-
-#include <thread>
+#include <atomic>
+#include <memory>
+#include <vector>
 
 #include "tests/gateway/gateway_fixture.h"
 

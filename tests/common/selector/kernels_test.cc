@@ -62,8 +62,8 @@ TEST_P(KernelTest, QuestScoresEqualTheFormulaBitForBit) {
       float above[16] = {}, below[16] = {}, lanes[16];
       for (int c = 0; c < dim; ++c) {
         const std::byte* unit = units.data() + p * stride * bytes;
-        const float up = positive[c] * LoadElement(unit + (dim + c) * bytes, dtype);
-        const float down = negative[c] * LoadElement(unit + c * bytes, dtype);
+        const float up = Product(positive[c], LoadElement(unit + (dim + c) * bytes, dtype));
+        const float down = Product(negative[c], LoadElement(unit + c * bytes, dtype));
         above[c % 16] += up;
         below[c % 16] += down;
       }
@@ -89,10 +89,9 @@ TEST_P(KernelTest, PartialScoresEqualTheFormulaBitForBit) {
     for (int i = 0; i < 16 * pages; ++i) {
       float sum = 0;
       for (int c = 0; c < channels; ++c) {
-        const float product =
-            query[c] *
-            LoadElement(units.data() + (i / 16 * stride + 16 * c + i % 16) * bytes, dtype);
-        sum += product;
+        sum +=
+            Product(query[c],
+                    LoadElement(units.data() + (i / 16 * stride + 16 * c + i % 16) * bytes, dtype));
       }
       ASSERT_EQ(scores[i], sum) << "shape " << shape;
     }
@@ -138,8 +137,7 @@ TEST_P(KernelTest, ProjectEqualsTheFormulaBitForBit) {
     for (int i = 0; i < rows * columns; ++i) {
       float sum = 0;
       for (int c = 0; c < inner; ++c) {
-        const float product = x[i / columns * inner + c] * matrix[c * columns + i % columns];
-        sum += product;
+        sum += Product(x[i / columns * inner + c], matrix[c * columns + i % columns]);
       }
       ASSERT_EQ(out[i], sum) << "shape " << shape;
     }

@@ -153,8 +153,7 @@ TEST(SelectorTest, HataTakesTheSmallestHammingDistancesAndTheNewest) {
       for (int b = 0; b < bits; ++b) {
         float sum = 0;
         for (int i = 0; i < 24; ++i) {
-          const float product = x[i] * weights[i * bits + b];
-          sum += product;
+          sum += Product(x[i], weights[i * bits + b]);
         }
         signs[b] = sum > 0;
       }
@@ -207,8 +206,7 @@ TEST(SelectorTest, InfiniGenTakesAsManyAsAreWithinAlphaOnAverage) {
         const auto key = c.sequence.Key(0, h, t);
         float score = 0;
         for (int i = 0; i < dim; ++i) {
-          const float product = query[i] * key[i];
-          score += product;
+          score += Product(query[i], key[i]);
         }
         best = std::max(best, score);
         order[h].emplace_back(-score, static_cast<int32_t>(t));

@@ -20,6 +20,12 @@ inline std::vector<float> Normals(Random& random, int64_t count) {
   return values;
 }
 
+// Rounded before anything is added to it, on every platform, as the kernels do.
+inline float Product(float a, float b) {
+  volatile float product = a * b;
+  return product;
+}
+
 inline kv::KvLayout LayoutOf(int layers, int kv_heads, int head_dim, kv::DType dtype,
                              int64_t tokens, int window = 0) {
   kv::KvLayout layout{.dtype = dtype, .token_capacity = tokens};
