@@ -19,16 +19,23 @@ Readiness::Readiness(Options options, const ServedModel* model, Router* router,
 
 void Readiness::Start(asio::any_io_executor executor) {
   const auto strand = asio::make_strand(executor);
-  wake_ = std::make_shared<Mailbox<int>>(strand);
-  asio::co_spawn(strand, Loop(wake_, strand), asio::detached);
+  const auto wake = std::make_shared<Mailbox<int>>(strand);
+  {
+    base::MutexLock lock(mutex_);
+    wake_ = wake;
+  }
+  asio::co_spawn(strand, Loop(wake, strand), asio::detached);
 }
 
 void Readiness::Stop() {
+  std::shared_ptr<Mailbox<int>> wake;
   {
     base::MutexLock lock(mutex_);
     stopping_ = true;
+    // The mailbox must not outlive its executor, and the caller is about to end that.
+    wake.swap(wake_);
   }
-  if (wake_) wake_->Push(0);
+  if (wake) wake->Push(0);
 }
 
 std::string Readiness::PathName(const v1::RequestStats& stats,
@@ -52,12 +59,10 @@ void Readiness::NoteSuccess(const v1::RequestStats& stats, const std::string& de
 }
 
 void Readiness::NoteFailure(const absl::Status& status) {
-  {
-    base::MutexLock lock(mutex_);
-    if (suspect_) return;
-    suspect_ = true;
-    error_ = base::MessageOf(status);
-  }
+  base::MutexLock lock(mutex_);
+  if (suspect_) return;
+  suspect_ = true;
+  error_ = base::MessageOf(status);
   if (wake_) wake_->Push(0);
 }
 

@@ -61,9 +61,9 @@ class Readiness {
   Router* const router_;
   GatewayMetrics* const metrics_;
   const base::Clock* const clock_;
-  std::shared_ptr<Mailbox<int>> wake_;
 
   mutable base::Mutex mutex_;
+  std::shared_ptr<Mailbox<int>> wake_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   bool suspect_ ABSL_GUARDED_BY(mutex_) = false;  // something failed since the last proof

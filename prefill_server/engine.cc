@@ -119,6 +119,9 @@ absl::StatusOr<std::shared_ptr<Job>> PrefillEngine::Submit(JobSpec spec,
       return base::ResourceExhausted("{} prompts are waiting already (max_queue)",
                                      options_.max_queue);
     }
+    if (early_.contains(job->spec.id)) {
+      return base::Cancelled("transfer {} was released before it came", job->spec.id.ToString());
+    }
     if (!jobs_.emplace(job->spec.id, job).second) {
       return base::AlreadyExists("transfer {} is in use", job->spec.id.ToString());
     }
@@ -160,7 +163,15 @@ void PrefillEngine::Release(const base::TransferId& id, const absl::Status& reas
   std::shared_ptr<Job> job;
   {
     base::MutexLock lock(mutex_);
-    if (const auto it = jobs_.find(id); it != jobs_.end()) job = it->second;
+    if (const auto it = jobs_.find(id); it != jobs_.end()) {
+      job = it->second;
+    } else if (early_.insert(id).second) {
+      early_order_.push_back(id);
+      if (early_order_.size() > kMaxEarly) {
+        early_.erase(early_order_.front());
+        early_order_.pop_front();
+      }
+    }
   }
   if (job != nullptr) Cancel(job, reason);
 }

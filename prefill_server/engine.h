@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -71,7 +72,9 @@ class PrefillEngine {
   // Ends the job within a layer, and its lease.
   void Cancel(const std::shared_ptr<Job>& job, const absl::Status& reason);
   absl::Status Renew(const base::TransferId& id);
-  // The decode side has all, or wants no more. Harmless for unknown ids.
+  // The decode side has all, or wants no more. A release may overtake the call that it concerns
+  // (they travel on streams of their own), so that an id not known yet is remembered, and refused
+  // when it comes; those long over do no harm.
   void Release(const base::TransferId& id, const absl::Status& reason);
   // The link is gone: all its jobs and leases end.
   void DropLink(const DecodeLink* link, const absl::Status& reason);
@@ -117,6 +120,10 @@ class PrefillEngine {
   mutable base::Mutex mutex_;
   // Every job that is queued, runs, or has a lease.
   std::map<base::TransferId, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  // Released before they came: the latest kMaxEarly, oldest first.
+  static constexpr size_t kMaxEarly = 4096;
+  std::set<base::TransferId> early_ ABSL_GUARDED_BY(mutex_);
+  std::deque<base::TransferId> early_order_ ABSL_GUARDED_BY(mutex_);
   Load load_ ABSL_GUARDED_BY(mutex_);
   int64_t submitted_ ABSL_GUARDED_BY(mutex_) = 0;  // accepted, not yet seen by the engine's thread
 

@@ -26,7 +26,7 @@ struct Threshold {
 Threshold FindThreshold(std::span<const float> scores, int64_t k) {
   Threshold found{.key = 0, .equal = k};
   uint32_t known = 0;  // mask of the digits found
-  for (const auto [shift, bits] : {std::pair{21, 11}, std::pair{10, 11}, std::pair{0, 10}}) {
+  for (const auto& [shift, bits] : {std::pair{21, 11}, std::pair{10, 11}, std::pair{0, 10}}) {
     std::array<int32_t, 2048> histogram{};
     const uint32_t digit_mask = (1u << bits) - 1;
     for (const float score : scores) {

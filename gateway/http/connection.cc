@@ -1,8 +1,5 @@
 #include "gateway/http/connection.h"
 
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -22,10 +19,10 @@ namespace http = boost::beast::http;
 using boost::system::error_code;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-// What a client may send ahead while its request is handled. Beyond it the watch stops reading and
-// asks the kernel about the connection instead.
+// What a client may send ahead while its request is handled. Who sends more gets this one answer
+// and the connection's end; the rest is thrown away, since a close is only seen behind what stands
+// before it.
 constexpr size_t kMaxReadAhead = 64 << 10;
-constexpr auto kClosedPollInterval = std::chrono::milliseconds(200);
 // After an early refusal: how long and how much of a body is still taken off the wire, so that the
 // client reads the answer before it sees a reset.
 constexpr auto kLingerTime = std::chrono::seconds(1);
@@ -210,7 +207,8 @@ asio::awaitable<Connection::Next> Connection::ReadBodyAndHandle(Parser& parser) 
     if (has_body) refusal->close = true;
     const bool sent = co_await Respond(std::move(*refusal));
     if (has_body) co_return Next::kLinger;
-    co_return sent&& keep_alive_ ? Next::kAnotherRequest : Next::kClose;
+    if (sent && keep_alive_) co_return Next::kAnotherRequest;
+    co_return Next::kClose;
   }
   int64_t reserved = 0;
   if (has_body) {
@@ -257,8 +255,10 @@ asio::awaitable<Connection::Next> Connection::Handle(bool keep_alive) {
   co_await CallHandler();
   on_interruption_ = nullptr;
   co_await StopWatch();
-  const bool good = complete_ && keep_alive && keep_alive_ && !client_gone_ && socket_.is_open();
-  co_return good ? Next::kAnotherRequest : Next::kClose;
+  if (!complete_ || client_gone_ || !socket_.is_open()) co_return Next::kClose;
+  if (keep_alive_) co_return Next::kAnotherRequest;
+  // The client may be sending still, and a reset would take the answer from it.
+  co_return keep_alive ? Next::kLinger : Next::kClose;
 }
 
 asio::awaitable<void> Connection::CallHandler() {
@@ -276,22 +276,12 @@ asio::awaitable<void> Connection::CallHandler() {
   co_await Respond(ErrorResponse(error));
 }
 
-bool Connection::PeerHasClosed() {
-  tcp_info info{};
-  socklen_t size = sizeof info;
-  if (getsockopt(socket_.native_handle(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return true;
-  return info.tcpi_state != TCP_ESTABLISHED;
-}
-
 asio::awaitable<void> Connection::Watch() {
   const auto self = shared_from_this();
-  asio::steady_timer pause(socket_.get_executor());
   while (watching_ && !client_gone_) {
     if (buffer_.size() >= kMaxReadAhead) {
-      pause.expires_after(kClosedPollInterval);
-      co_await pause.async_wait(kAwait);
-      if (watching_ && PeerHasClosed()) client_gone_ = true;
-      continue;
+      keep_alive_ = false;
+      buffer_.consume(buffer_.size());
     }
     const auto [error, bytes] = co_await socket_.async_read_some(buffer_.prepare(4096), kAwait);
     buffer_.commit(bytes);

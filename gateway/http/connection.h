@@ -69,7 +69,6 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
   void Arm(base::Duration duration, OnTimeout action);
   void Disarm();
   void TellInterruption(Interruption what);
-  bool PeerHasClosed();
 
   std::shared_ptr<ConnectionContext> context_;
   Socket socket_;

@@ -170,8 +170,8 @@ Json TextChunk(const ResponseHead& head, int index, std::string_view text,
 Json FinishChunk(const ResponseHead& head, int index, FinishReason reason,
                  const std::vector<int32_t>& token_ids) {
   const bool chat = head.api == Api::kChat;
-  Json json = Chunk(head, index, chat ? "delta" : "text", chat ? Json::object() : Json(""),
-                    nullptr, reason);
+  Json json = Chunk(head, index, chat ? "delta" : "text", chat ? Json::object() : Json(""), nullptr,
+                    reason);
   if (head.token_ids_wanted) json["choices"][0]["token_ids"] = token_ids;
   return json;
 }

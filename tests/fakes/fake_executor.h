@@ -110,14 +110,14 @@ class FakeExecutor final : public executor::Executor {
   }
 
   void Logits(kv::KvSequence& sequence, int64_t end, std::span<float> out) const {
-    uint64_t digest = 0;
+    // One hash over all bytes: how they lie in memory does not count.
+    base::Hasher64 hasher;
     for (int layer = 0; layer < options_.layers; ++layer) {
       for (const std::span<std::byte> segment : sequence.Segments(layer, 0, end)) {
-        base::Hasher64 hasher(digest);
         hasher.Update(segment);
-        digest = hasher.Digest();
       }
     }
+    const uint64_t digest = hasher.Digest();
     for (size_t i = 0; i < out.size(); ++i) {
       const uint64_t parts[] = {digest, i};
       out[i] = static_cast<float>(base::Hash64(std::as_bytes(std::span(parts))) >> 40) * 1e-6f;

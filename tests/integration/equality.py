@@ -65,7 +65,7 @@ def ask_all(cluster, prompts, tokens, mode, at_a_time):
 
 def start(compute, prefix_cache, chunk, prefills):
     flags = ["--compute", compute, "--max_prefill_tokens", chunk,
-             "--prefix_cache", "true" if prefix_cache else "false", "--kv_bytes", "3GiB"]
+             f"--prefix_cache={'true' if prefix_cache else 'false'}", "--kv_bytes", "3GiB"]
     c = Cluster(prefills=prefills, prefill_args=flags, decode_args=flags).wait_ready()
     import urllib.request
     with urllib.request.urlopen(c.url + "/v1/models", timeout=10) as r:

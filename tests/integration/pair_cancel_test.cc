@@ -15,7 +15,7 @@ TEST_F(PairCancelTest, H13_CancelWhilePrefillRunsEndsItWithinALayer) {
   ASSERT_TRUE(WaitUntil([&] { return prefill_gate_.Blocked(); }));
   call->Cancel();
   EXPECT_EQ(call->Wait().status.error_code(), grpc::StatusCode::CANCELLED);
-  ASSERT_TRUE(WaitUntil([&] { return decode_->Info().running() == 0; }, kSoon));
+  ASSERT_TRUE(WaitUntil([&] { return prefill_->Info().leases() == 0; }, kSoon));
   const int64_t before = prefill_gate_.passes();
   prefill_gate_.Open();
   ExpectBaseline(kSoon);

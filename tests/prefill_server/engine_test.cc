@@ -214,6 +214,15 @@ TEST_F(EngineTest, AnIdInUseIsRefused) {
       engine_->Submit(Spec(1, 20), std::make_shared<FakeListener>()).status()));
 }
 
+TEST_F(EngineTest, L1_AReleaseThatOvertakesItsPromptIsRemembered) {
+  Make();
+  engine_->Release({1, 1}, absl::OkStatus());
+  EXPECT_TRUE(
+      absl::IsCancelled(engine_->Submit(Spec(1, 20), std::make_shared<FakeListener>()).status()));
+  EXPECT_EQ(engine_->Submit(Spec(2, 20), std::make_shared<FakeListener>()).status(),
+            absl::OkStatus());
+}
+
 TEST_F(EngineTest, ShortPromptsOvertakeALongOneChunkByChunk) {
   Make();
   const auto longer = Submit(Spec(1, 320));

@@ -81,7 +81,7 @@ TEST(MetadataStoreTest, AnyChunkingInAnyOrderThroughTheWireGivesTheSame) {
         }
         MetadataStore received(&selector->metadata(), 256);
         ASSERT_TRUE(received.PutHeader(1, at_once.Header(1)).ok());
-        for (const auto [begin, end] : chunks) {
+        for (const auto& [begin, end] : chunks) {
           EXPECT_FALSE(received.Complete(1, 0, 150));
           std::vector<std::byte> wire;
           ASSERT_TRUE(selector->Encode(1, *sequence, begin, end, at_once.Header(1), wire).ok());
