@@ -54,8 +54,9 @@ def test_killing_prefilld_in_mid_prefill_changes_no_token(pair):
     thread.join(120)
     assert got["choices"][0]["text"] == want
     assert got["smartgen"]["fallback_reason"]
-    wait_until(lambda: pair.pages_used()[0] == 0, 5, "pages of decoded are back")
-    pair.prefills[0] = pair.start_prefill(0)  # so that all end well
+    pair.prefills[0] = pair.start_prefill(0)
+    wait_until(lambda: pair.peers_up() == 1, 30, "paired again")
+    wait_until(lambda: pair.pages_used() == (0, [0]), 5, "all pages are back")
 
 
 def test_a_stopped_prefilld_is_noticed_by_missed_heartbeats(pair):
