@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/rpc/client.h"
 #include "common/rpc/convert.h"
@@ -53,10 +54,11 @@ absl::StatusOr<Mode> ModeFromProto(v1::Mode mode, Mode fallback) {
 // call has ended.
 class Call final : public GenerateListener, public std::enable_shared_from_this<Call> {
  public:
-  Call(DecodeEngine* engine, metrics::Metrics* metrics) : engine_(engine), metrics_(metrics) {}
+  Call(DecodeEngine* engine, metrics::Metrics* metrics, rpc::OpenCalls* open)
+      : engine_(engine), metrics_(metrics), open_(open) {}
 
   EventStream* Open() {
-    stream_ = EventStream::Create([self = shared_from_this()] { self->OnCancel(); });
+    stream_ = EventStream::Create([self = shared_from_this()] { self->OnCancel(); }, open_);
     return stream_.get();
   }
   void Submit(absl::StatusOr<GenerateSpec> spec) {
@@ -115,6 +117,7 @@ class Call final : public GenerateListener, public std::enable_shared_from_this<
 
   DecodeEngine* const engine_;
   metrics::Metrics* const metrics_;
+  rpc::OpenCalls* const open_;
   std::shared_ptr<EventStream> stream_;
   base::Mutex mutex_;
   std::shared_ptr<Request> request_ ABSL_GUARDED_BY(mutex_);
@@ -126,9 +129,15 @@ class Call final : public GenerateListener, public std::enable_shared_from_this<
 
 DecodeService::DecodeService(Parts parts) : parts_(std::move(parts)) {}
 
+void DecodeService::Flush(base::Duration patience) {
+  if (open_.WaitForNone(patience)) return;
+  SMARTGEN_LOG(warn, "server", "some answers were not taken by their clients within {:g} s",
+               base::ToSeconds(patience));
+}
+
 grpc::ServerWriteReactor<v1::GenerateEvent>* DecodeService::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
-  const auto call = std::make_shared<Call>(parts_.engine, parts_.metrics);
+  const auto call = std::make_shared<Call>(parts_.engine, parts_.metrics, &open_);
   EventStream* stream = call->Open();
   call->Submit(MakeSpec(*context, *request));
   return stream;

@@ -6,6 +6,7 @@
 
 #include "common/base/clock.h"
 #include "common/metrics/metrics.h"
+#include "common/rpc/open_calls.h"
 #include "decode_server/engine.h"
 #include "proto/decode.grpc.pb.h"
 
@@ -25,6 +26,9 @@ class DecodeService final : public v1::Decode::CallbackService {
   };
   explicit DecodeService(Parts parts);
 
+  // Waits until the answers that are finished are with their clients.
+  void Flush(base::Duration patience);
+
   grpc::ServerWriteReactor<v1::GenerateEvent>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
   grpc::ServerUnaryReactor* Info(grpc::CallbackServerContext* context,
@@ -35,6 +39,7 @@ class DecodeService final : public v1::Decode::CallbackService {
                                         const v1::GenerateRequest& request) const;
 
   const Parts parts_;
+  rpc::OpenCalls open_;
 };
 
 }  // namespace smartgen::decode_server

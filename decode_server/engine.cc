@@ -55,7 +55,7 @@ absl::Status DecodeEngine::CheckSpec(const GenerateSpec& spec) const {
         capacity);
   }
   if (length >= max_tokens_) {
-    return base::ResourceExhausted(
+    return base::OutOfRange(
         "{} tokens and a further one can never fit: this instance has KV room for {} in all",
         length, max_tokens_);
   }
@@ -97,10 +97,15 @@ absl::StatusOr<std::shared_ptr<Request>> DecodeEngine::Submit(
     {
       base::MutexLock lock(mutex_);
       --submitted_;
+      ++load_.waiting;  // in the same moment, or a drain would see neither
     }
     waiting_.push_back(request);
   });
-  if (!posted) return base::Unavailable("decoded is stopping");
+  if (!posted) {
+    base::MutexLock lock(mutex_);
+    --submitted_;
+    return base::Unavailable("decoded is stopping");
+  }
   return request;
 }
 
@@ -194,11 +199,10 @@ void DecodeEngine::StartLocal(const RequestPtr& request) {
 void DecodeEngine::RunLocalChunk() {
   const RequestPtr request = local_.front();
   local_.pop_front();
-  const bool streams = std::any_of(active_.begin(), active_.end(), [](const RequestPtr& other) {
-    return other->state() == RequestState::kDecoding;
-  });
-  const int64_t limit = streams ? std::min(options_.local_chunk_tokens, options_.max_prefill_tokens)
-                                : options_.max_prefill_tokens;
+  // Whoever else is here wants the thread soon: a stream, a prompt, KV that arrives, room to start.
+  const bool alone = active_.size() == 1 && waiting_.empty();
+  const int64_t limit = alone ? options_.max_prefill_tokens
+                              : std::min(options_.local_chunk_tokens, options_.max_prefill_tokens);
   const int64_t length = std::min(limit, request->length() - request->local_done);
   const bool last = request->local_done + length == request->length();
   const std::span<float> logits = std::span<float>(logits_).first(

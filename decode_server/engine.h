@@ -2,8 +2,8 @@
 // pre-emption, fallback. One thread (Run) owns the executor and all requests.
 //
 // A step is: take events, drop what was cancelled, admit, look after transfers, one decode step of
-// all streams that are ready, one chunk of one local prefill (a short chunk while streams run, so
-// that they do not stall).
+// all streams that are ready, one chunk of one local prefill (a short chunk while others run or
+// wait, so that they do not stall).
 #pragma once
 
 #include <atomic>
@@ -31,11 +31,12 @@ class DecodeEngine {
   struct Options {
     int max_batch = 64;             // requests that run (hold KV) at once
     int max_waiting = 256;          // beyond: ResourceExhausted
-    int max_prefill_tokens = 2048;  // chunk of a local prefill when no stream runs
-    int local_chunk_tokens = 256;   // and while streams run
+    int max_prefill_tokens = 2048;  // chunk of a local prefill when nobody else is here
+    int local_chunk_tokens = 256;   // and while others run or wait
     int64_t local_below_tokens =
-        0;                 // kAuto: prompts with fewer tokens to compute are prefilled here
-    int max_attempts = 3;  // prefill instances tried for a request
+        0;                       // kAuto: prompts with fewer tokens to compute are prefilled here
+    int max_attempts = 3;        // prefill instances tried for a request
+    bool local_fallback = true;  // then it is prefilled here; false: it ends with Unavailable
     base::Duration prefill_timeout =
         std::chrono::seconds(120);  // for token 1 from a prefill instance
     base::Duration transfer_timeout = std::chrono::seconds(60);  // for the KV after token 1
@@ -63,8 +64,9 @@ class DecodeEngine {
   // The directory's attempts may outlive this.
   void Stop();
 
-  // InvalidArgument (ids, lengths, parameters), ResourceExhausted (queue full; more KV than the
-  // pool has), Unavailable (draining). After OK the listener hears of the request.
+  // InvalidArgument (ids, lengths, parameters), OutOfRange (more KV than the pool has),
+  // ResourceExhausted (queue full), Unavailable (draining). After OK the listener hears of the
+  // request.
   absl::StatusOr<std::shared_ptr<Request>> Submit(GenerateSpec spec,
                                                   std::shared_ptr<GenerateListener> listener);
   void Cancel(const std::shared_ptr<Request>& request, const absl::Status& reason);

@@ -33,6 +33,12 @@ void DecodeEngine::TryRemote(const RequestPtr& request) {
   if (first_attempt && request->tried.empty()) {
     CountFallback(*request, Fallback::kNoInstance, "no prefill instance is healthy");
   }
+  if (!options_.local_fallback) {
+    Fail(request, base::Unavailable("no prefill instance could take the prompt ({}), and "
+                                    "local_fallback is off",
+                                    request->stats.fallback_reason));
+    return;
+  }
   SMARTGEN_LOG(warn, "decode", "prefilling {} tokens locally reason={}", request->length(),
                request->stats.fallback_reason);
   StartLocal(request);

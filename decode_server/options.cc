@@ -23,11 +23,14 @@ void Options::Bind(config::Binder& b) {
   b.Field("max_batch", &max_batch, "requests that run at once");
   b.Field("max_waiting", &max_waiting, "requests that may wait for room");
   b.Field("max_prefill_tokens", &max_prefill_tokens,
-          "chunk of a local prefill when no stream runs");
-  b.Field("local_chunk_tokens", &local_chunk_tokens, "chunk of a local prefill while streams run");
+          "chunk of a local prefill when nobody else is here");
+  b.Field("local_chunk_tokens", &local_chunk_tokens,
+          "chunk of a local prefill while others run or wait");
   b.Field("local_below_tokens", &local_below_tokens,
           "mode auto: prompts with fewer tokens to compute stay here");
   b.Field("max_attempts", &max_attempts, "prefill instances tried for a request");
+  b.Field("local_fallback", &local_fallback,
+          "prefill here what no prefill instance could; false: such requests are UNAVAILABLE");
   b.Field("checksum", &checksum, "checksum over every KV message");
   b.Time("heartbeat", &heartbeat, "interval; three missed: the peer is down");
   b.Time("pairing_timeout", &pairing_timeout, "for each step of pairing with a prefill instance");
@@ -42,6 +45,7 @@ void Options::Bind(config::Binder& b) {
              "least level that is logged");
     s.Choice("format", &log_format, {"text", "json"}, "log line format");
   });
+  b.Check([this] { return Check(); });
 }
 
 absl::Status Options::Check() const {

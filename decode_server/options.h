@@ -30,11 +30,12 @@ struct Options {
 
   int max_batch = 64;              // requests that run at once
   int max_waiting = 256;           // requests that wait for room; beyond: RESOURCE_EXHAUSTED
-  int max_prefill_tokens = 2048;   // chunk of a local prefill when no stream runs
-  int local_chunk_tokens = 256;    // and while streams run, so that they go on in between
+  int max_prefill_tokens = 2048;   // chunk of a local prefill when nobody else is here
+  int local_chunk_tokens = 256;    // and while others run or wait, so that they get on
   int64_t local_below_tokens = 0;  // auto: prompts with fewer tokens to compute are prefilled here
-  int max_attempts = 3;  // prefill instances tried for a request before it is prefilled here
-  bool checksum = true;  // ask for XXH3 over every KV message, refuse messages without
+  int max_attempts = 3;        // prefill instances tried for a request before it is prefilled here
+  bool local_fallback = true;  // false: a request that none of them could serve is UNAVAILABLE
+  bool checksum = true;        // ask for XXH3 over every KV message, refuse messages without
 
   base::Duration heartbeat = std::chrono::seconds(1);        // three missed: the peer is down
   base::Duration pairing_timeout = std::chrono::seconds(5);  // for each step of pairing

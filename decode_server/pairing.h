@@ -69,6 +69,8 @@ class PairingSession : public std::enable_shared_from_this<PairingSession> {
  public:
   // Three heartbeats missed: the peer is down.
   static constexpr int kMissedHeartbeats = 3;
+  // Tick is due so often, so that silence is noticed before the third heartbeat is over.
+  static constexpr int kTicksPerHeartbeat = 4;
 
   PairingSession(const PairingContext* context, std::string address,
                  std::shared_ptr<grpc::Channel> channel);
@@ -81,7 +83,7 @@ class PairingSession : public std::enable_shared_from_this<PairingSession> {
   // Open() has succeeded, it is not draining, and not down.
   bool healthy() const;
   absl::Status reason() const;  // why it went down
-  // Sends a heartbeat, notices missed ones.
+  // Notices missed heartbeats; every kTicksPerHeartbeat'th call sends one.
   void Tick();
   // Waits until it is down, at most `duration`.
   void WaitDown(base::Duration duration);
@@ -129,6 +131,7 @@ class PairingSession : public std::enable_shared_from_this<PairingSession> {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status reason_ ABSL_GUARDED_BY(mutex_);
   base::TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);
+  uint64_t ticks_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t heartbeats_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
@@ -139,7 +142,7 @@ class PairingManager final : public PrefillDirectory {
   static absl::StatusOr<std::unique_ptr<PairingManager>> Start(
       PairingContext context, const std::vector<std::string>& addresses);
   ~PairingManager() override;
-  // Ends all sessions. Idempotent.
+  // Ends all sessions and lets their channels go: attempts must have ended. Idempotent.
   void Stop();
 
   bool configured() const override { return !pairings_.empty(); }
@@ -156,6 +159,8 @@ class PairingManager final : public PrefillDirectory {
     std::string address;
     std::shared_ptr<PairingSession> session;  // the one that is up or being made; guarded by mutex_
     std::string detail = "not tried yet";     // why none is up; guarded by mutex_
+    // Those that gRPC may still hold (see rpc::ReleaseChannels); guarded by mutex_.
+    std::vector<std::shared_ptr<grpc::Channel>> channels;
     std::thread thread;
   };
   explicit PairingManager(PairingContext context) : context_(std::move(context)) {}

@@ -6,6 +6,12 @@
 #include "decode_server/remote_attempt.h"
 
 namespace smartgen::decode_server {
+namespace {
+
+// For gRPC to be done with streams that were cancelled.
+constexpr base::Duration kReleasePatience = std::chrono::seconds(5);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<PairingManager>> PairingManager::Start(
     PairingContext context, const std::vector<std::string>& addresses) {
@@ -46,6 +52,16 @@ void PairingManager::Stop() {
   for (const auto& pairing : pairings_) {
     if (pairing->thread.joinable()) pairing->thread.join();
   }
+  sessions.clear();
+  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  {
+    base::MutexLock lock(mutex_);
+    for (const auto& pairing : pairings_) {
+      for (auto& channel : pairing->channels) channels.push_back(std::move(channel));
+      pairing->channels.clear();
+    }
+  }
+  rpc::ReleaseChannels(std::move(channels), kReleasePatience);
 }
 
 bool PairingManager::stopped() const {
@@ -60,11 +76,19 @@ void PairingManager::Keep(Pairing& pairing) {
     absl::Status status = channel.status();
     bool was_up = false;
     if (channel.ok()) {
+      // Dropped without the lock: closing a connection may take a while.
+      std::vector<std::shared_ptr<grpc::Channel>> released;
       const auto session = std::make_shared<PairingSession>(&context_, pairing.address, *channel);
       {
         base::MutexLock lock(mutex_);
         if (stop_) return;
         pairing.session = session;
+        std::erase_if(pairing.channels, [&](auto& old) {
+          if (old.use_count() > 1) return false;
+          released.push_back(std::move(old));
+          return true;
+        });
+        pairing.channels.push_back(*channel);
       }
       status = session->Open();
       was_up = status.ok();
@@ -95,7 +119,7 @@ void PairingManager::RunSession(Pairing& pairing, const std::shared_ptr<PairingS
                session->peer_incarnation());
   while (session->up() && !stopped()) {
     session->Tick();
-    session->WaitDown(context_.options.heartbeat);
+    session->WaitDown(context_.options.heartbeat / PairingSession::kTicksPerHeartbeat);
   }
   up.Set(0);
   transport.Set(0);

@@ -6,15 +6,11 @@
 #include "common/rpc/convert.h"
 #include "common/rpc/status.h"
 #include "decode_server/pairing.h"
+#include "decode_server/policy.h"
 #include "decode_server/remote_attempt.h"
 
 namespace smartgen::decode_server {
 namespace {
-
-// A lease that a broken peer claims to be endless or zero would stop renewals or flood it with
-// them.
-constexpr double kMinLeaseSeconds = 0.1;
-constexpr double kMaxLeaseSeconds = 24 * 3600;
 
 std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
@@ -56,9 +52,16 @@ absl::StatusOr<v1::HelloReply> PairingSession::Handshake() {
       ControlStream::Start(std::move(events), [&](grpc::ClientContext* client, auto* reactor) {
         transfer_stub_->async()->Connect(client, reactor);
       });
+  bool down = false;
   {
     base::MutexLock lock(mutex_);
-    if (!down_) stream_ = stream;
+    down = down_;
+    if (!down) stream_ = stream;
+  }
+  // GoDown came before there was a stream that it could have cancelled.
+  if (down) {
+    stream->Cancel();
+    return reason();
   }
   v1::ControlMessage message;
   v1::Hello& hello = *message.mutable_hello();
@@ -190,25 +193,31 @@ std::shared_ptr<RemoteAttempt> PairingSession::Find(const std::string& transfer_
 }
 
 void PairingSession::Tick() {
+  const base::Duration heartbeat = context_->options.heartbeat;
+  // Less a tick: silence is noticed by the first tick after it, so before the third is over.
+  const base::Duration silence = kMissedHeartbeats * heartbeat - heartbeat / kTicksPerHeartbeat;
   v1::ControlMessage message;
   bool missed = false;
   {
     base::MutexLock lock(mutex_);
-    missed = context_->clock->Now() - last_heard_ > kMissedHeartbeats * context_->options.heartbeat;
+    missed = context_->clock->Now() - last_heard_ >= silence;
+    if (!missed && ticks_++ % kTicksPerHeartbeat != 0) return;
     message.mutable_heartbeat()->set_count(++heartbeats_);
   }
   if (missed) {
     GoDown(base::Unavailable("nothing was heard for {:g} s: {} heartbeats missed",
-                             base::ToSeconds(kMissedHeartbeats * context_->options.heartbeat),
-                             kMissedHeartbeats));
+                             base::ToSeconds(silence), kMissedHeartbeats));
     return;
   }
   Send(std::move(message));
 }
 
 void PairingSession::WaitDown(base::Duration duration) {
+  const base::Clock& clock = *base::Clock::Real();
+  const auto deadline = base::Deadline::After(clock, duration);
   base::MutexLock lock(mutex_);
-  if (!down_) changed_.WaitFor(mutex_, duration);
+  // Every message notifies as well.
+  while (!down_ && !deadline.Expired(clock)) changed_.WaitFor(mutex_, deadline.Remaining(clock));
 }
 
 void PairingSession::GoDown(const absl::Status& reason) {
@@ -257,7 +266,7 @@ uint64_t PairingSession::peer_incarnation() const {
 
 base::Duration PairingSession::lease() const {
   base::MutexLock lock(mutex_);
-  return base::FromSeconds(std::clamp(reply_.lease_seconds(), kMinLeaseSeconds, kMaxLeaseSeconds));
+  return base::FromSeconds(BelievableLease(reply_.lease_seconds()));
 }
 
 std::shared_ptr<transfer::TransferReceiver> PairingSession::receiver() const {

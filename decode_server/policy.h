@@ -1,6 +1,7 @@
-// Who gets KV room. Pure.
+// Who gets KV room, and what is believed of a peer. Pure.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -21,6 +22,15 @@ inline std::optional<size_t> ChooseVictim(std::span<const uint64_t> serials) {
     if (!victim || serials[i] > serials[*victim]) victim = i;
   }
   return victim;
+}
+
+// A lease that a broken peer claims to be endless, zero or no number would stop renewals or flood
+// it with them.
+inline double BelievableLease(double seconds) {
+  constexpr double kMin = 0.1;
+  constexpr double kMax = 24 * 3600;
+  if (!(seconds >= kMin)) return kMin;  // also when it is not a number
+  return std::min(seconds, kMax);
 }
 
 }  // namespace smartgen::decode_server

@@ -63,8 +63,16 @@ void RemoteAttempt::Call(const AttemptSpec& spec) {
         rpc::SetDeadline(*client, spec.deadline, *context.clock);
         session_->stub().async()->Prefill(client, &request_, reactor);
       });
-  base::MutexLock lock(mutex_);
-  if (!done_ && !failed_) stream_ = stream;
+  {
+    base::MutexLock lock(mutex_);
+    if (closed_) return;
+    if (!failed_) {
+      stream_ = stream;
+      return;
+    }
+  }
+  // The pairing broke before there was a stream that End could cancel.
+  stream->Cancel();
 }
 
 void RemoteAttempt::OnLayer() {
@@ -90,6 +98,11 @@ bool RemoteAttempt::ended() const {
   return ended_;
 }
 
+void RemoteAttempt::SetDone() {
+  base::MutexLock lock(mutex_);
+  done_ = true;
+}
+
 void RemoteAttempt::OnEvent(const v1::PrefillEvent& event) {
   if (ended()) return;
   switch (event.event_case()) {
@@ -103,6 +116,7 @@ void RemoteAttempt::OnEvent(const v1::PrefillEvent& event) {
       return events_.on_token(*std::move(token));
     }
     case v1::PrefillEvent::kDone:
+      SetDone();
       return events_.on_done(event.done().transfer(), event.done().prefill_seconds());
     case v1::PrefillEvent::EVENT_NOT_SET:
       return Fail(Fallback::kPrefillError,
@@ -111,12 +125,18 @@ void RemoteAttempt::OnEvent(const v1::PrefillEvent& event) {
 }
 
 void RemoteAttempt::OnClosed(const absl::Status& status) {
+  bool done = false;
   {
     base::MutexLock lock(mutex_);
     stream_.reset();
-    if (status.ok()) done_ = true;
+    closed_ = true;
+    done = done_;
   }
-  if (!status.ok()) Fail(FallbackFor(status), status);
+  if (!status.ok()) {
+    Fail(FallbackFor(status), status);
+  } else if (!done) {
+    Fail(Fallback::kPrefillError, base::Internal("the Prefill call ended without `done`"));
+  }
 }
 
 void RemoteAttempt::Fail(Fallback reason, const absl::Status& status) {

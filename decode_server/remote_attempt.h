@@ -39,6 +39,7 @@ class RemoteAttempt final : public PrefillAttempt,
   void OnClosed(const absl::Status& status);
   void Fail(Fallback reason, const absl::Status& status);
   bool ended() const;
+  void SetDone();
   // Bandwidth: what came after the first layer, over the time that it took.
   void OnLayer();
   void OnComplete();
@@ -53,7 +54,8 @@ class RemoteAttempt final : public PrefillAttempt,
   std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;  // told once
-  bool done_ ABSL_GUARDED_BY(mutex_) = false;    // the call ended well
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;    // the event has come
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // the call has ended
   uint64_t final_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   // The channel's thread only.
   base::TimePoint first_layer_at_{};

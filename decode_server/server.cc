@@ -16,6 +16,8 @@ constexpr int kMemoryShare = 4;
 constexpr base::Duration kWatchInterval = std::chrono::milliseconds(200);
 // After the drain's end: for what was ended then to be over.
 constexpr base::Duration kAbortGrace = std::chrono::seconds(2);
+// For answers that are finished to reach their clients.
+constexpr base::Duration kFlushGrace = std::chrono::seconds(2);
 
 Mode ParseMode(const std::string& mode) {
   if (mode == "full") return Mode::kFull;
@@ -109,6 +111,7 @@ void DecodeServer::InitEngine() {
   engine_options.local_chunk_tokens = options_.local_chunk_tokens;
   engine_options.local_below_tokens = options_.local_below_tokens;
   engine_options.max_attempts = options_.max_attempts;
+  engine_options.local_fallback = options_.local_fallback;
   engine_options.prefill_timeout = options_.prefill_timeout;
   engine_options.transfer_timeout = options_.transfer_timeout;
   engine_options.stall = options_.stall;
@@ -152,6 +155,7 @@ DecodeServer::~DecodeServer() {
   if (rpc_ != nullptr) rpc_->SetServing(false);
   if (engine_ != nullptr) engine_->Stop();
   if (pairings_ != nullptr) pairings_->Stop();
+  if (service_ != nullptr) service_->Flush(kFlushGrace);
   if (rpc_ != nullptr) rpc_->Shutdown(base::Duration(0));
   rpc_.reset();
   service_.reset();

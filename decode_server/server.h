@@ -1,7 +1,7 @@
 // The whole of decoded but for main: pool, engine, pairings, service.
 //
-// Order of stopping: no new calls, requests end, pairings end, gRPC ends, the data engine ends, the
-// pool goes last. Thread-safe after Start.
+// Order of stopping: no new calls, requests end, pairings end, answers go out, gRPC ends, the data
+// engine ends, the pool goes last. Thread-safe after Start.
 #pragma once
 
 #include <atomic>

@@ -40,6 +40,12 @@ ApiError NotFound(const std::string& path) {
   return error;
 }
 
+HttpResponse Unsupported(std::string message) {
+  ApiError error = WithCode(BadRequest("", std::move(message)), "unsupported_media_type");
+  error.status = 415;
+  return ErrorResponse(error);
+}
+
 class GatewayImpl final : public Gateway {
  public:
   GatewayImpl(Options options, ServedModel model, metrics::Metrics* metrics,
@@ -86,8 +92,8 @@ class GatewayImpl final : public Gateway {
   void BeginDrain() override {
     base::MutexLock lock(mutex_);
     if (draining_) return;
-    SMARTGEN_LOG(info, "gateway", "draining: {} requests running, up to {:.0f} s",
-                 context_.requests.load(), base::ToSeconds(options_.shutdown_grace));
+    SMARTGEN_LOG(info, "gateway", "draining: {} requests running, up to {:.0f} s", server_->busy(),
+                 base::ToSeconds(options_.shutdown_grace));
     draining_ = true;
     drain_deadline_ = base::Deadline::After(*clock_, options_.shutdown_grace);
     server_->Drain();
@@ -107,19 +113,19 @@ class GatewayImpl final : public Gateway {
     {
       base::MutexLock lock(mutex_);
       while (!draining_) changed_.WaitFor(mutex_, kWaitPiece);
-      while (context_.requests > 0 && !drain_deadline_.Expired(*clock_)) {
+      while (server_->busy() > 0 && !drain_deadline_.Expired(*clock_)) {
         // Requests end without a notification: their count is looked at instead.
         changed_.WaitFor(mutex_, std::min<base::Duration>(std::chrono::milliseconds(10),
                                                           drain_deadline_.Remaining(*clock_)));
       }
-      clean = context_.requests == 0;
+      clean = server_->busy() == 0;
     }
     if (!clean) {
-      SMARTGEN_LOG(warn, "gateway", "cutting {} requests", context_.requests.load());
+      SMARTGEN_LOG(warn, "gateway", "cutting {} requests", server_->busy());
       server_->Interrupt();
       const base::Deadline last = base::Deadline::After(*clock_, kLastWords);
       base::MutexLock lock(mutex_);
-      while (context_.requests > 0 && !last.Expired(*clock_)) {
+      while (server_->busy() > 0 && !last.Expired(*clock_)) {
         changed_.WaitFor(mutex_, std::chrono::milliseconds(10));
       }
     }
@@ -229,21 +235,18 @@ class GatewayImpl final : public Gateway {
       error.retry_after_seconds = 1;
       return ErrorResponse(error);
     }
-    // Any web page may send text/plain to a server on its reader's machine; JSON it may not.
+    // Any web page may send text/plain, a form or nothing of the kind to a server on its reader's
+    // machine; JSON it may not.
     std::string_view type = request.content_type;
     type = type.substr(0, type.find(';'));
     while (!type.empty() && type.back() == ' ') type.remove_suffix(1);
     const bool encoded =
         !request.content_encoding.empty() && request.content_encoding != "identity";
-    if ((!type.empty() && !EqualIgnoringCase(type, "application/json")) || encoded) {
-      ApiError error =
-          WithCode(BadRequest("", encoded ? "Content-Encoding is not supported"
-                                          : "The request's Content-Type must be application/json"),
-                   "unsupported_media_type");
-      error.status = 415;
-      return ErrorResponse(error);
-    }
-    return std::nullopt;
+    if (encoded) return Unsupported("Content-Encoding is not supported");
+    if (EqualIgnoringCase(type, "application/json")) return std::nullopt;
+    return Unsupported(
+        "The request's Content-Type must be application/json: send the header \"Content-Type: "
+        "application/json\" (curl: -H 'Content-Type: application/json')");
   }
 
   HttpResponse Preflight(const char* allowed) const {
@@ -252,7 +255,8 @@ class GatewayImpl final : public Gateway {
     response.headers.emplace_back("Allow", allowed);
     if (!options_.cors_allow_origin.empty()) {
       response.headers.emplace_back("Access-Control-Allow-Methods", allowed);
-      response.headers.emplace_back("Access-Control-Allow-Headers", "Authorization, Content-Type");
+      response.headers.emplace_back("Access-Control-Allow-Headers",
+                                    "*, Authorization, Content-Type");
       response.headers.emplace_back("Access-Control-Max-Age", "600");
     }
     return response;

@@ -65,7 +65,7 @@ void ControlService::TickLoop() {
   for (;;) {
     {
       base::MutexLock lock(mutex_);
-      if (!stop_) wake_.WaitFor(mutex_, options_.heartbeat);
+      if (!stop_) wake_.WaitFor(mutex_, options_.heartbeat / PeerLink::kTicksPerHeartbeat);
       if (stop_) return;
     }
     for (const auto& link : Links()) link->Tick();

@@ -73,6 +73,7 @@ void PrefillEngine::Stop() {
   for (auto& task : mailbox_.Take()) task();
   SweepCancelled();
   for (const auto& job : jobs) leases_.Release(job->spec.id);
+  UpdateLoad();
 }
 
 absl::Status PrefillEngine::CheckSpec(const JobSpec& spec) const {
@@ -131,11 +132,13 @@ absl::StatusOr<std::shared_ptr<Job>> PrefillEngine::Submit(JobSpec spec,
     {
       base::MutexLock lock(mutex_);
       --submitted_;
+      ++load_.queued;  // in the same moment, or a drain would see neither
     }
     queue_.push_back(job);
   });
   if (!posted) {
     base::MutexLock lock(mutex_);
+    --submitted_;
     jobs_.erase(job->spec.id);
     return base::Unavailable("prefilld is stopping");
   }

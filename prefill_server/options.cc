@@ -38,6 +38,7 @@ void Options::Bind(config::Binder& b) {
              "least level that is logged");
     s.Choice("format", &log_format, {"text", "json"}, "log line format");
   });
+  b.Check([this] { return Check(); });
 }
 
 absl::Status Options::Check() const {

@@ -71,29 +71,37 @@ void PeerLink::SetChannel(std::shared_ptr<channel::Channel> channel) {
   v1::ControlMessage message;
   message.mutable_paired();
   Send(std::move(message));
-  context_.metrics->GetGauge("peer_up", {{"peer", instance}}).Set(1);
-  context_.metrics
-      ->GetGauge("transport_info", {{"peer", instance}, {"transport", channel->transport()}})
-      .Set(1);
+  metrics::Gauge& gauge = context_.metrics->GetGauge("peer_up", {{"peer", instance}});
+  metrics::Gauge& transport = context_.metrics->GetGauge(
+      "transport_info", {{"peer", instance}, {"transport", channel->transport()}});
+  gauge.Set(1);
+  transport.Set(1);
+  // GoDown may have come before them with its zeros.
+  if (!up()) {
+    gauge.Set(0);
+    transport.Set(0);
+  }
   SMARTGEN_LOG(info, "pairing", "paired peer={} transport={} data={}", instance,
                channel->transport(), channel->peer());
 }
 
 void PeerLink::Tick() {
+  // Less a tick: silence is noticed by the first tick after it, so before the third is over.
+  const base::Duration silence =
+      kMissedHeartbeats * context_.heartbeat - context_.heartbeat / kTicksPerHeartbeat;
   bool missed = false;
   v1::ControlMessage message;
   {
     base::MutexLock lock(mutex_);
     if (state_ == State::kDown) return;
-    missed = context_.clock->Now() - last_heard_ > kMissedHeartbeats * context_.heartbeat;
-    message.mutable_heartbeat()->set_count(++heartbeats_);
+    missed = context_.clock->Now() - last_heard_ >= silence;
     // Nothing goes out before the reply to Hello.
-    if (state_ == State::kHello && !missed) return;
+    if (!missed && (state_ == State::kHello || ticks_++ % kTicksPerHeartbeat != 0)) return;
+    message.mutable_heartbeat()->set_count(++heartbeats_);
   }
   if (missed) {
     GoDown(base::Unavailable("nothing was heard for {:g} s: {} heartbeats missed",
-                             base::ToSeconds(kMissedHeartbeats * context_.heartbeat),
-                             kMissedHeartbeats));
+                             base::ToSeconds(silence), kMissedHeartbeats));
     return;
   }
   message.mutable_heartbeat()->set_draining(context_.draining());

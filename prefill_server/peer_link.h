@@ -41,6 +41,8 @@ class PeerLink final : public DecodeLink, public std::enable_shared_from_this<Pe
   };
   // Three heartbeats missed: the peer is down.
   static constexpr int kMissedHeartbeats = 3;
+  // Tick is due so often, so that silence is noticed before the third heartbeat is over.
+  static constexpr int kTicksPerHeartbeat = 4;
 
   explicit PeerLink(Context context);
   ~PeerLink() override;
@@ -50,7 +52,7 @@ class PeerLink final : public DecodeLink, public std::enable_shared_from_this<Pe
   bool Accept(const v1::Hello& hello, std::string instance, v1::HelloReply reply);
   // kPairing -> kUp.
   void SetChannel(std::shared_ptr<channel::Channel> channel);
-  // Sends a heartbeat, notices missed ones.
+  // Notices missed heartbeats; every kTicksPerHeartbeat'th call sends one.
   void Tick();
   void GoDown(const absl::Status& reason);
   // Everything after Hello.
@@ -86,6 +88,7 @@ class PeerLink final : public DecodeLink, public std::enable_shared_from_this<Pe
   std::string instance_ ABSL_GUARDED_BY(mutex_);
   bool checksum_ ABSL_GUARDED_BY(mutex_) = true;
   base::TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);
+  uint64_t ticks_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t heartbeats_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

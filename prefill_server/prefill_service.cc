@@ -19,10 +19,11 @@ using EventStream = rpc::ServerEventStream<v1::PrefillEvent>;
 // has ended.
 class Call final : public JobListener, public std::enable_shared_from_this<Call> {
  public:
-  Call(PrefillEngine* engine, metrics::Metrics* metrics) : engine_(engine), metrics_(metrics) {}
+  Call(PrefillEngine* engine, metrics::Metrics* metrics, rpc::OpenCalls* open)
+      : engine_(engine), metrics_(metrics), open_(open) {}
 
   EventStream* Open() {
-    stream_ = EventStream::Create([self = shared_from_this()] { self->OnCancel(); });
+    stream_ = EventStream::Create([self = shared_from_this()] { self->OnCancel(); }, open_);
     return stream_.get();
   }
   void Submit(absl::StatusOr<JobSpec> spec) {
@@ -80,6 +81,7 @@ class Call final : public JobListener, public std::enable_shared_from_this<Call>
 
   PrefillEngine* const engine_;
   metrics::Metrics* const metrics_;
+  rpc::OpenCalls* const open_;
   std::shared_ptr<EventStream> stream_;
   base::Mutex mutex_;
   std::shared_ptr<Job> job_ ABSL_GUARDED_BY(mutex_);
@@ -91,9 +93,15 @@ class Call final : public JobListener, public std::enable_shared_from_this<Call>
 
 PrefillService::PrefillService(Parts parts) : parts_(std::move(parts)) {}
 
+void PrefillService::Flush(base::Duration patience) {
+  if (open_.WaitForNone(patience)) return;
+  SMARTGEN_LOG(warn, "server", "some answers were not taken by their clients within {:g} s",
+               base::ToSeconds(patience));
+}
+
 grpc::ServerWriteReactor<v1::PrefillEvent>* PrefillService::Prefill(
     grpc::CallbackServerContext* context, const v1::PrefillRequest* request) {
-  const auto call = std::make_shared<Call>(parts_.engine, parts_.metrics);
+  const auto call = std::make_shared<Call>(parts_.engine, parts_.metrics, &open_);
   EventStream* stream = call->Open();
   call->Submit(MakeSpec(*context, *request));
   return stream;

@@ -5,6 +5,7 @@
 
 #include "common/base/clock.h"
 #include "common/metrics/metrics.h"
+#include "common/rpc/open_calls.h"
 #include "prefill_server/control_service.h"
 #include "prefill_server/engine.h"
 #include "prefill_server/identity.h"
@@ -26,6 +27,9 @@ class PrefillService final : public v1::Prefill::CallbackService {
   };
   explicit PrefillService(Parts parts);
 
+  // Waits until the answers that are finished are with their clients.
+  void Flush(base::Duration patience);
+
   grpc::ServerWriteReactor<v1::PrefillEvent>* Prefill(grpc::CallbackServerContext* context,
                                                       const v1::PrefillRequest* request) override;
   grpc::ServerUnaryReactor* Info(grpc::CallbackServerContext* context,
@@ -36,6 +40,7 @@ class PrefillService final : public v1::Prefill::CallbackService {
                                    const v1::PrefillRequest& request) const;
 
   const Parts parts_;
+  rpc::OpenCalls open_;
 };
 
 }  // namespace smartgen::prefill_server

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int kMemoryShare = 5;
 constexpr base::Duration kWatchInterval = std::chrono::milliseconds(200);
+// For answers that are finished to reach their clients.
+constexpr base::Duration kFlushGrace = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -133,6 +135,7 @@ PrefillServer::~PrefillServer() {
   const absl::Status reason = base::Unavailable("prefilld is stopping");
   if (engine_ != nullptr) engine_->Stop();
   if (control_ != nullptr) control_->Stop(reason);
+  if (prefill_ != nullptr) prefill_->Flush(kFlushGrace);
   if (rpc_ != nullptr) rpc_->Shutdown(base::Duration(0));
   tcp_.reset();
   rpc_.reset();

@@ -1,7 +1,7 @@
 // The whole of prefilld but for main: pool, engine, pairing, services.
 //
-// Order of stopping: no new calls, prompts and leases end, links go down, gRPC ends, the data
-// engine ends, the pool goes last. Thread-safe after Start.
+// Order of stopping: no new calls, prompts and leases end, links go down, answers go out, gRPC
+// ends, the data engine ends, the pool goes last. Thread-safe after Start.
 #pragma once
 
 #include <atomic>

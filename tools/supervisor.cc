@@ -91,6 +91,7 @@ absl::Status Supervisor::RunUntilStopped() {
     if (!stopping_ && options_.on_tick) {
       if (const std::optional<absl::Status> end = options_.on_tick()) BeginStop(*end);
     }
+    StopNext();
   }
   return result_;
 }
@@ -104,11 +105,19 @@ void Supervisor::BeginStop(const absl::Status& why) {
   if (stopping_) return;
   stopping_ = true;
   stop_began_ = base::Clock::Real()->Now();
-  SignalAll(SIGTERM);
+}
+
+void Supervisor::StopNext() {
+  const auto last =
+      std::find_if(daemons_.rbegin(), daemons_.rend(), [](const Daemon& d) { return d.running; });
+  if (!stopping_ || last == daemons_.rend() || last->told_to_stop) return;
+  last->told_to_stop = true;
+  kill(last->pid, SIGTERM);
 }
 
 void Supervisor::SignalAll(int signal) {
-  for (const Daemon& daemon : daemons_) {
+  for (Daemon& daemon : daemons_) {
+    daemon.told_to_stop = true;
     if (daemon.running) kill(daemon.pid, signal);
   }
 }

@@ -3,9 +3,11 @@
 //   starting --> running --> stopping --> (all gone)
 //      \_____________________^
 //
-// Stopping begins with a stop signal, a daemon's death, or OnTick saying so; then every daemon gets
-// SIGTERM, another SIGTERM at a second stop signal (which daemons take for "at once"), and SIGKILL
-// when stop_timeout is over. Not thread-safe; one at a time in a process (it takes its signals).
+// Stopping begins with a stop signal, a daemon's death, or OnTick saying so; then the daemon that
+// was started last gets SIGTERM, and each of the others when the one after it has gone, so that
+// nobody loses those it needs. A second stop signal is a SIGTERM to all (which daemons that were
+// asked before take for "at once"), and when stop_timeout is over, for all together, SIGKILL
+// follows. Not thread-safe; one at a time in a process (it takes its signals).
 #pragma once
 
 #include <deque>
@@ -55,11 +57,13 @@ class Supervisor {
     int pid = -1;
     int output = -1;
     bool running = false;
+    bool told_to_stop = false;
     std::string partial;  // of a line
     std::deque<std::string> last_lines;
   };
 
   void BeginStop(const absl::Status& why);
+  void StopNext();
   void SignalAll(int signal);
   void HandleSignals();
   void Reap();

@@ -3,6 +3,11 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/client_interceptor.h>
 
+#include <thread>
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/base/mutex.h"
 #include "common/rpc/health_check.h"
 
 namespace smartgen::rpc {
@@ -71,6 +76,14 @@ grpc::ChannelArguments Arguments(const ClientOptions& options) {
   return arguments;
 }
 
+// Never destroyed: at the process's end there is nobody left to join gRPC's threads.
+void KeepForever(std::shared_ptr<grpc::Channel> channel) {
+  static auto* const mutex = new base::Mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<grpc::Channel>>;
+  base::MutexLock lock(*mutex);
+  kept->push_back(std::move(channel));
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& target,
@@ -88,6 +101,29 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& target
   }
   return grpc::experimental::CreateCustomChannelWithInterceptors(
       target, credentials, Arguments(options), std::move(interceptors));
+}
+
+bool ReleaseChannels(std::vector<std::shared_ptr<grpc::Channel>> channels,
+                     base::Duration patience) {
+  const base::Clock& clock = *base::Clock::Real();
+  const base::Deadline deadline = base::Deadline::After(clock, patience);
+  bool all = true;
+  for (auto& channel : channels) {
+    // Nothing tells when gRPC lets go.
+    while (channel.use_count() > 1 && !deadline.Expired(clock)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (channel.use_count() == 1) {
+      channel.reset();
+      continue;
+    }
+    all = false;
+    SMARTGEN_LOG(error, "rpc",
+                 "a channel is still in use {:g} s after its calls were ended: it stays open",
+                 base::ToSeconds(patience));
+    KeepForever(std::move(channel));
+  }
+  return all;
 }
 
 std::chrono::system_clock::time_point ToSystemTime(base::Deadline deadline,

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "common/base/status.h"
@@ -34,6 +35,14 @@ struct ClientOptions {
 // host:port, NotFound for a missing PEM file.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& target,
                                                        const ClientOptions& options);
+
+// Gives channels up on the caller's thread, which must not be one of gRPC's: waits until nobody
+// else holds them. All channels and servers of a process share the threads on which the callback
+// API's reactions run; whoever drops the last of them ends and joins these threads, and a reaction
+// that did so would join itself. So whoever makes callback calls keeps the channel, and when all
+// calls have ended hands it in here. A call's last callback is too early: gRPC holds the channel a
+// little longer. Channels still held after `patience` are left open until the process ends; false.
+bool ReleaseChannels(std::vector<std::shared_ptr<grpc::Channel>> channels, base::Duration patience);
 
 // Every call has a deadline: set it before the call begins. Infinite deadlines are a bug of the
 // caller, but for long-lived streams that heartbeats guard.

@@ -2,8 +2,9 @@
 // time, messages go out in order, and none of the calls blocks.
 //
 // A stream keeps itself alive until gRPC is done with it; others may hold it longer and go on
-// calling it without effect. gRPC's Start* and Finish are never called with a lock held, since
-// their reactions may run inline.
+// calling it without effect. When gRPC is done with it, it drops its callbacks and all that they
+// capture, so owners may hold their stream and be captured in its callbacks. gRPC's Start* and
+// Finish are never called with a lock held, since their reactions may run inline.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -16,6 +17,7 @@
 #include <utility>
 
 #include "common/base/mutex.h"
+#include "common/rpc/open_calls.h"
 
 namespace smartgen::rpc {
 
@@ -102,22 +104,33 @@ class QueuedWriter : public Reactor {
 template <typename Out>
 class ServerEventStream final : public QueuedWriter<grpc::ServerWriteReactor<Out>, Out> {
  public:
-  // `on_cancel`: the client is gone or the deadline has passed; called at most once.
-  static std::shared_ptr<ServerEventStream> Create(std::function<void()> on_cancel) {
-    auto stream = std::shared_ptr<ServerEventStream>(new ServerEventStream(std::move(on_cancel)));
+  // `on_cancel`: the client is gone or the deadline has passed; called at most once. `open` counts
+  // the stream until gRPC is done with it, and outlives it.
+  static std::shared_ptr<ServerEventStream> Create(std::function<void()> on_cancel,
+                                                   OpenCalls* open) {
+    auto stream =
+        std::shared_ptr<ServerEventStream>(new ServerEventStream(std::move(on_cancel), open));
     stream->self_ = stream;
+    open->Add();
     return stream;
   }
   void End(const grpc::Status& status) { this->CloseWith(status); }
 
   void OnCancel() override { on_cancel_(); }
-  void OnDone() override { self_.reset(); }
+  void OnDone() override {
+    OpenCalls* const open = open_;
+    on_cancel_ = nullptr;
+    self_.reset();
+    open->Remove();
+  }
 
  private:
-  explicit ServerEventStream(std::function<void()> on_cancel) : on_cancel_(std::move(on_cancel)) {}
+  ServerEventStream(std::function<void()> on_cancel, OpenCalls* open)
+      : on_cancel_(std::move(on_cancel)), open_(open) {}
   void Terminate(const grpc::Status& status) override { this->Finish(status); }
 
-  const std::function<void()> on_cancel_;
+  std::function<void()> on_cancel_;
+  OpenCalls* const open_;
   std::shared_ptr<ServerEventStream> self_;
 };
 
@@ -152,13 +165,16 @@ class ServerDuplex final : public QueuedWriter<grpc::ServerBidiReactor<In, Out>,
     this->CloseWith(grpc::Status::OK);
   }
   void OnCancel() override {}  // a read fails as well
-  void OnDone() override { self_.reset(); }
+  void OnDone() override {
+    events_ = {};
+    self_.reset();
+  }
 
  private:
   explicit ServerDuplex(Events events) : events_(std::move(events)) {}
   void Terminate(const grpc::Status& status) override { this->Finish(status); }
 
-  const Events events_;
+  Events events_;
   In incoming_;
   std::shared_ptr<ServerDuplex> self_;
 };
@@ -196,6 +212,7 @@ class ClientDuplex final : public QueuedWriter<grpc::ClientBidiReactor<Out, In>,
   }
   void OnDone(const grpc::Status& status) override {
     events_.on_closed(status);
+    events_ = {};
     self_.reset();
   }
 
@@ -204,7 +221,7 @@ class ClientDuplex final : public QueuedWriter<grpc::ClientBidiReactor<Out, In>,
   void Terminate(const grpc::Status&) override { this->RemoveHold(); }
 
   grpc::ClientContext context_;
-  const Events events_;
+  Events events_;
   In incoming_;
   std::shared_ptr<ClientDuplex> self_;
 };
@@ -236,6 +253,7 @@ class ClientEventStream final : public grpc::ClientReadReactor<In> {
   }
   void OnDone(const grpc::Status& status) override {
     events_.on_closed(status);
+    events_ = {};
     self_.reset();
   }
 
@@ -243,7 +261,7 @@ class ClientEventStream final : public grpc::ClientReadReactor<In> {
   explicit ClientEventStream(Events events) : events_(std::move(events)) {}
 
   grpc::ClientContext context_;
-  const Events events_;
+  Events events_;
   In incoming_;
   std::shared_ptr<ClientEventStream> self_;
 };

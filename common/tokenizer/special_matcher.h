@@ -18,9 +18,9 @@ class SpecialMatcher {
  public:
   struct Entry {
     TokenId id = -1;
-    bool control = false;
-    bool lstrip = false;  // swallows white space before it
-    bool rstrip = false;  // and after it
+    bool guarded = false;  // matched only where special parsing is asked for
+    bool lstrip = false;   // swallows white space before it
+    bool rstrip = false;   // and after it
   };
   SpecialMatcher() { roots_.fill(false); }
 

@@ -93,9 +93,9 @@ void BpeTokenizer::StoreTokens(const std::vector<Vocabulary::Token>& tokens) {
     offsets_.push_back(arena_.size());
     kinds_.push_back(token.kind);
     if (token.kind != Kind::kControl && token.kind != Kind::kUserDefined) continue;
-    const bool control = token.kind == Kind::kControl;
-    specials_.Add(token.text, {static_cast<TokenId>(id), control, token.lstrip, token.rstrip});
-    if (control && !token.text.empty()) special_texts_.push_back(token.text);
+    const bool guarded = token.kind == Kind::kControl || token.guarded;
+    specials_.Add(token.text, {static_cast<TokenId>(id), guarded, token.lstrip, token.rstrip});
+    if (guarded && !token.text.empty()) special_texts_.push_back(token.text);
   }
   std::stable_sort(special_texts_.begin(), special_texts_.end(),
                    [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
@@ -148,7 +148,7 @@ SpecialMatcher::Match BpeTokenizer::NextSpecial(std::string_view text, size_t fr
     const bool inside = range != ranges.end() && range->begin <= pos;
     const auto match =
         specials_.LongestAt(text, pos, [&](const SpecialMatcher::Entry& entry, size_t end) {
-          return !entry.control || (inside && end <= range->end);
+          return !entry.guarded || (inside && end <= range->end);
         });
     if (match.entry != nullptr) return match;
   }
@@ -223,6 +223,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(const model::Tokeni
   ASSIGN_OR_RETURN(Vocabulary vocabulary, data.tokenizer_json.empty()
                                               ? Vocabulary::FromGguf(data)
                                               : Vocabulary::FromTokenizerJson(data));
+  vocabulary.GuardTokensOf(data.chat_template);
   return std::make_unique<BpeTokenizer>(std::move(vocabulary));
 }
 

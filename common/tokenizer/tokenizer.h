@@ -35,8 +35,9 @@ class Tokenizer {
   virtual int vocab_size() const = 0;
   // No BOS is added. Invalid UTF-8 is encoded byte by byte, never refused.
   virtual std::vector<TokenId> Encode(std::string_view text, bool parse_special) const = 0;
-  // As if the pieces stood in one text, but control tokens are only found inside a piece that asks for them and
-  // never span two pieces. User-defined tokens match everywhere, as in Encode.
+  // As if the pieces stood in one text, but special tokens (control tokens, and user-defined ones
+  // that the chat template contains) are only found inside a piece that asks for them and never
+  // span two pieces. Other user-defined tokens match everywhere, as in Encode.
   virtual std::vector<TokenId> EncodePieces(std::span<const TextPiece> pieces) const = 0;
   // The token's bytes; empty for ids outside the vocabulary. Control tokens give their text only
   // with `special`.
@@ -47,7 +48,7 @@ class Tokenizer {
   // Ids that end a generation.
   virtual std::span<const TokenId> eos_ids() const = 0;
   virtual std::optional<TokenId> FindSpecial(std::string_view text) const = 0;
-  // All special-token strings, longest first.
+  // The strings of all special tokens, longest first.
   virtual std::span<const std::string> special_texts() const = 0;
 
   // Whole text; broken bytes become U+FFFD as Python's errors="replace" does it.

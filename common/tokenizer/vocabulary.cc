@@ -107,6 +107,15 @@ absl::Status TakeSpecialIds(const model::TokenizerData& data, Vocabulary& vocabu
   return absl::OkStatus();
 }
 
+void Vocabulary::GuardTokensOf(std::string_view chat_template) {
+  for (Token& token : tokens) {
+    // Runs of white space are words like others, which templates have between their tags.
+    token.guarded = token.kind == Kind::kUserDefined &&
+                    token.text.find_first_not_of(" \t\n\v\f\r") != std::string::npos &&
+                    chat_template.find(token.text) != std::string_view::npos;
+  }
+}
+
 absl::StatusOr<Vocabulary> Vocabulary::FromGguf(const model::TokenizerData& data) {
   if (data.ggml_model != "gpt2") {
     return base::Unimplemented("tokenizer.ggml.model is '{}'; supported: gpt2", data.ggml_model);

@@ -20,7 +20,7 @@ struct Vocabulary {
     kAbsent,  // no token has this id
     kNormal,
     kControl,      // found in text only where asked for
-    kUserDefined,  // found in text always
+    kUserDefined,  // found in text always, unless guarded
   };
   struct Token {
     std::string text;   // as in the file
@@ -28,6 +28,8 @@ struct Vocabulary {
     Kind kind = Kind::kAbsent;
     bool lstrip = false;
     bool rstrip = false;
+    // User-defined, but part of the prompt's structure: found in text only where asked for.
+    bool guarded = false;
   };
 
   std::vector<Token> tokens;  // by id
@@ -44,6 +46,10 @@ struct Vocabulary {
   // Both check all sizes, ids and strings.
   static absl::StatusOr<Vocabulary> FromGguf(const model::TokenizerData& data);
   static absl::StatusOr<Vocabulary> FromTokenizerJson(const model::TokenizerData& data);
+
+  // Marks the user-defined tokens that the template builds prompts of ("<|User|>"): who could write
+  // them in a message could write another's part of the conversation.
+  void GuardTokensOf(std::string_view chat_template);
 };
 
 inline constexpr size_t kMaxTokenText = 16 << 10;

@@ -36,6 +36,28 @@ ApiError HttpError(int status, std::string code, std::string message) {
   return error;
 }
 
+// A share of a counter, given back at the end of the scope, whichever way that comes.
+class Share {
+ public:
+  Share(std::atomic<int64_t>& counter, int64_t amount) : counter_(counter), amount_(amount) {
+    total_ = counter_ += amount_;
+  }
+  ~Share() { counter_ -= amount_; }
+  Share(const Share&) = delete;
+  Share& operator=(const Share&) = delete;
+
+  int64_t total() const { return total_; }  // of all, when this was taken
+  void ShrinkTo(int64_t amount) {
+    counter_ -= amount_ - amount;
+    amount_ = amount;
+  }
+
+ private:
+  std::atomic<int64_t>& counter_;
+  int64_t amount_;
+  int64_t total_ = 0;
+};
+
 std::string Text(boost::beast::string_view view) { return std::string(view.data(), view.size()); }
 
 }  // namespace
@@ -90,6 +112,8 @@ void Connection::Interrupt() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
     self->shutdown_ = true;
     self->TellInterruption(Interruption::kShutdown);
+    error_code ignored;
+    if (self->reading_body_) self->socket_.cancel(ignored);
   });
 }
 
@@ -156,6 +180,10 @@ asio::awaitable<Connection::Next> Connection::RefuseUnreadable(error_code error)
   std::optional<ApiError> answer;
   if (timed_out_) {
     answer = HttpError(408, "request_timeout", "The request did not arrive in time");
+  } else if (shutdown_ && error == asio::error::operation_aborted) {
+    answer = HttpError(503, "shutting_down", "The server is shutting down");
+    answer->type = "server_error";
+    answer->retry_after_seconds = 1;
   } else if (error == http::error::header_limit || error == http::error::buffer_overflow) {
     answer = HttpError(431, "headers_too_large",
                        fmt::format("The request's header is larger than {} bytes",
@@ -177,6 +205,8 @@ asio::awaitable<Connection::Next> Connection::RefuseUnreadable(error_code error)
 }
 
 asio::awaitable<Connection::Next> Connection::ReadBodyAndHandle(Parser& parser) {
+  // Taken before check_head looks whether the server is draining: a drain sees one or the other.
+  const Share in_progress(context_->busy, 1);
   const auto& message = parser.get();
   http10_ = message.version() < 11;
   keep_alive_ = message.keep_alive() && !context_->draining;
@@ -210,13 +240,12 @@ asio::awaitable<Connection::Next> Connection::ReadBodyAndHandle(Parser& parser) 
     if (sent && keep_alive_) co_return Next::kAnotherRequest;
     co_return Next::kClose;
   }
-  int64_t reserved = 0;
+  std::optional<Share> reserved;
   if (has_body) {
     const auto length = parser.content_length();
-    reserved = length ? static_cast<int64_t>(*length) : context_->options.max_body_bytes;
-    if (context_->body_bytes.fetch_add(reserved) + reserved >
-        context_->options.max_body_bytes_in_flight) {
-      context_->body_bytes -= reserved;
+    reserved.emplace(context_->body_bytes,
+                     length ? static_cast<int64_t>(*length) : context_->options.max_body_bytes);
+    if (reserved->total() > context_->options.max_body_bytes_in_flight) {
       ApiError busy = HttpError(503, "overloaded", "Too many request bodies are being received");
       busy.retry_after_seconds = 1;
       HttpResponse response = ErrorResponse(busy);
@@ -226,24 +255,28 @@ asio::awaitable<Connection::Next> Connection::ReadBodyAndHandle(Parser& parser) 
     }
     if (expects && !http10_ && buffer_.size() == 0 &&
         !co_await WriteRaw("HTTP/1.1 100 Continue\r\n\r\n")) {
-      context_->body_bytes -= reserved;
       co_return Next::kClose;
     }
     error_code error;
     if (!co_await ReadBody(parser, error)) {
-      context_->body_bytes -= reserved;
       co_return co_await RefuseUnreadable(error);
     }
     request_.body = std::move(parser.get().body());
+    // A chunked body's length was not known before.
+    reserved->ShrinkTo(static_cast<int64_t>(request_.body.size()));
   }
-  const Next next = co_await Handle(keep_alive_);
-  context_->body_bytes -= reserved;
-  co_return next;
+  co_return co_await Handle(keep_alive_);
 }
 
 asio::awaitable<bool> Connection::ReadBody(Parser& parser, error_code& error) {
+  if (shutdown_) {
+    error = asio::error::operation_aborted;
+    co_return false;
+  }
   Arm(context_->options.body_timeout, OnTimeout::kCancel);
+  reading_body_ = true;
   const auto [read_error, bytes] = co_await http::async_read(socket_, buffer_, parser, kAwait);
+  reading_body_ = false;
   Disarm();
   error = read_error;
   co_return !read_error;
@@ -315,6 +348,7 @@ std::string Connection::FormatHead(const HttpResponse& response, bool stream) co
   out += fmt::format("Connection: {}\r\n", keep_alive_ ? "keep-alive" : "close");
   if (!context_->options.cors_allow_origin.empty()) {
     out += fmt::format("Access-Control-Allow-Origin: {}\r\n", context_->options.cors_allow_origin);
+    if (context_->options.cors_allow_origin != "*") out += "Vary: Origin\r\n";
   }
   for (const auto& [name, value] : response.headers) {
     out += fmt::format("{}: {}\r\n", name, value);

@@ -23,6 +23,7 @@ struct ConnectionContext {
   std::atomic<bool> draining{false};
   std::atomic<int64_t> connections{0};
   std::atomic<int64_t> body_bytes{0};
+  std::atomic<int64_t> busy{0};
 };
 
 // Everything runs on the socket's executor, which must be a strand.
@@ -80,6 +81,7 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
 
   bool idle_ = true;
   bool any_request_ = false;
+  bool reading_body_ = false;
   bool watching_ = false;
   bool watch_running_ = false;
   bool client_gone_ = false;

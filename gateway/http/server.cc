@@ -72,6 +72,7 @@ class HttpServerImpl final : public HttpServer {
   int port() const override { return port_; }
   asio::any_io_executor executor() override { return io_.get_executor(); }
   int64_t connections() const override { return context_->connections; }
+  int64_t busy() const override { return context_->busy; }
 
   void Drain() override {
     context_->draining = true;
@@ -83,6 +84,11 @@ class HttpServerImpl final : public HttpServer {
   void Stop() override {
     if (threads_.empty()) return;
     context_->draining = true;
+    {
+      // From here on a connection is either seen by ForEach or sees this.
+      base::MutexLock lock(mutex_);
+      stopping_ = true;
+    }
     asio::post(acceptor_.get_executor(), [this] {
       error_code ignored;
       acceptor_.close(ignored);
@@ -133,6 +139,7 @@ class HttpServerImpl final : public HttpServer {
     const Connection* key = connection.get();
     {
       base::MutexLock lock(mutex_);
+      if (stopping_) co_return;
       live_.emplace(key, connection);
     }
     co_await connection->Run();
@@ -167,6 +174,7 @@ class HttpServerImpl final : public HttpServer {
 
   std::shared_ptr<ConnectionContext> context_;
   base::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::unordered_map<const Connection*, std::weak_ptr<Connection>> live_ ABSL_GUARDED_BY(mutex_);
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;

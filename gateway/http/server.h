@@ -51,6 +51,8 @@ class HttpServer {
   virtual int port() const = 0;
   virtual boost::asio::any_io_executor executor() = 0;
   virtual int64_t connections() const = 0;
+  // Requests from the end of their header to the end of their answer.
+  virtual int64_t busy() const = 0;
   // From here on every answer ends its connection; idle ones are closed. New ones are still
   // accepted, so that who comes hears 503 and not a refusal.
   virtual void Drain() = 0;

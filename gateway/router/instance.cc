@@ -103,6 +103,7 @@ void Instance::OnInfo(const std::shared_ptr<InfoCall>& call, const grpc::Status&
     } else {
       // One missed answer of a busy machine is not a reason to turn requests away.
       dead = ++misses_ == options_->misses_until_dead;
+      if (misses_ < options_->misses_until_dead) next_poll_ = {};
       if (dead || !up_ || status.error_code() == grpc::StatusCode::UNAVAILABLE) {
         SetUp(false, base::MessageOf(rpc::FromGrpc(status)));
       }

@@ -12,12 +12,19 @@ namespace {
 
 constexpr auto kPollTick = std::chrono::milliseconds(100);
 constexpr auto kStopPatience = std::chrono::seconds(10);
+constexpr auto kReleasePatience = std::chrono::seconds(5);
 
 class RouterImpl final : public Router {
  public:
   RouterImpl(Options options, const base::Clock* clock)
       : options_(std::move(options)), clock_(clock) {}
-  ~RouterImpl() override { Stop(); }
+  ~RouterImpl() override {
+    Stop();
+    // The callback of the last poll may hold its instance a little longer than it counts.
+    decode_.clear();
+    prefill_.clear();
+    rpc::ReleaseChannels(std::move(channels_), kReleasePatience);
+  }
 
   absl::Status Init(metrics::Metrics* metrics) {
     if (options_.decode.empty()) {
@@ -99,6 +106,7 @@ class RouterImpl final : public Router {
                    metrics::Metrics* metrics, Instances& out) {
     for (const std::string& address : addresses) {
       ASSIGN_OR_RETURN(auto channel, rpc::Connect(address, options_.client));
+      channels_.push_back(channel);
       out.push_back(std::make_shared<Instance>(address, prefill, std::move(channel), &options_,
                                                &metrics->GetGauge("peer_up", {{"peer", address}}),
                                                &calls_));
@@ -163,6 +171,7 @@ class RouterImpl final : public Router {
   CallCount calls_;
   Instances decode_;
   Instances prefill_;
+  std::vector<std::shared_ptr<grpc::Channel>> channels_;  // see rpc::ReleaseChannels
   base::Mutex mutex_;
   base::CondVar wake_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,9 +1,9 @@
 // Which decode instance takes a request, and what is known about all instances.
 //
-// Each instance is asked for its Info every second (more often while it is down). An instance is up
-// when it answers, serves our model and is not draining; a call that fails with UNAVAILABLE marks
-// it down at once. Three missed answers in a row mean that it is dead: the calls that run there are
-// broken, so that their streams go on elsewhere.
+// Each instance is asked for its Info every second (more often while it is down, and at once after
+// an answer that did not come). An instance is up when it answers, serves our model and is not
+// draining; a call that fails with UNAVAILABLE marks it down at once. Three missed answers in a row
+// mean that it is dead: the calls that run there are broken, so that their streams go on elsewhere.
 //
 // Thread-safe.
 #pragma once
@@ -61,7 +61,8 @@ class Router {
     rpc::ClientOptions client;
     base::Duration poll_interval = std::chrono::seconds(1);
     base::Duration poll_interval_down = std::chrono::milliseconds(250);
-    base::Duration poll_timeout = std::chrono::seconds(2);
+    // Three misses, asked at once one after the other, are some 3 s.
+    base::Duration poll_timeout = std::chrono::milliseconds(700);
     int misses_until_dead = 3;
     int read_ahead = 64;
   };

@@ -50,6 +50,12 @@ ApiError ShuttingDown() {
   return error;
 }
 
+// What one instance has no room or no way for, another may have.
+bool IsRefusal(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsOutOfRange(status) ||
+         absl::IsFailedPrecondition(status);
+}
+
 // A request must not be able to end the process, whatever a library throws at it.
 Event::Preparation PrepareGuarded(Api api, const std::string& body, const ServedModel& model,
                                   const RequestLimits& limits, int64_t context_length) {
@@ -161,6 +167,12 @@ class Generation {
   bool Start() {
     ParsedRequest& request = prepared_->request;
     const int choices = static_cast<int>(prepared_->prompts.size()) * request.n;
+    if (choices > context_.max_running) {
+      Fail(BadRequest("n", fmt::format("The request asks for {} choices (n times the prompts); the "
+                                       "server runs {} at most",
+                                       choices, context_.max_running)));
+      return false;
+    }
     if (choices > 1 && !admission_.Take(choices - 1)) {
       Fail(Overloaded(context_.max_running));
       return false;
@@ -348,9 +360,7 @@ class Generation {
       admission_.StopWaiting();
       slot.ttft_due = true;
     } else if (count == 1) {
-      slot.ttst_seconds = base::ToSeconds(now - http_.arrival);
-      context_.metrics->ttst_gap.Observe(base::ToSeconds(now - slot.last_token));
-      context_.metrics->ttst_e2e.Observe(*slot.ttst_seconds);
+      slot.ttst_due = true;
     } else {
       context_.metrics->tbt.Observe(base::ToSeconds(now - slot.last_token));
     }
@@ -359,11 +369,19 @@ class Generation {
 
   // After the write that carries it: what the client sees.
   void ObserveFirstTokens() {
+    const base::TimePoint now = context_.clock->Now();
+    const double since_arrival = base::ToSeconds(now - http_.arrival);
     for (Slot& slot : slots_) {
-      if (!slot.ttft_due) continue;
-      slot.ttft_due = false;
-      slot.ttft_seconds = base::ToSeconds(context_.clock->Now() - http_.arrival);
-      context_.metrics->ttft.Observe(*slot.ttft_seconds);
+      if (std::exchange(slot.ttft_due, false)) {
+        slot.first_shown = now;
+        slot.ttft_seconds = since_arrival;
+        context_.metrics->ttft.Observe(since_arrival);
+      }
+      if (std::exchange(slot.ttst_due, false)) {
+        slot.ttst_seconds = since_arrival;
+        context_.metrics->ttst_gap.Observe(base::ToSeconds(now - slot.first_shown));
+        context_.metrics->ttst_e2e.Observe(since_arrival);
+      }
     }
   }
 
@@ -377,7 +395,8 @@ class Generation {
     slot.last_error =
         status.ok() ? base::Unavailable("{} ended the stream early", address) : status;
     // CANCELLED that we did not ask for: the instance cuts its calls as it stops.
-    const bool elsewhere = absl::IsUnavailable(slot.last_error) || absl::IsCancelled(status);
+    const bool elsewhere = absl::IsUnavailable(slot.last_error) || absl::IsCancelled(status) ||
+                           (made == 0 && IsRefusal(status));
     if (!elsewhere || slot.attempt >= context_.max_attempts) return FailBackend(slot.last_error);
     SMARTGEN_LOG(warn, "stream", "{}: {} after {} tokens, trying another decode instance: {}",
                  head_.id, address, made, base::MessageOf(slot.last_error));

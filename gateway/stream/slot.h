@@ -36,7 +36,9 @@ struct Slot {
   v1::RequestStats stats;
 
   base::TimePoint last_token;
+  base::TimePoint first_shown;  // after the write that carried token 1
   bool ttft_due = false;
+  bool ttst_due = false;
   std::optional<double> ttft_seconds;
   std::optional<double> ttst_seconds;
 };

@@ -335,6 +335,43 @@ TEST_F(EngineTest, AVeryShortPromptStaysHereInAutoMode) {
   EXPECT_EQ(listener->stats.fallback_reason, "");
 }
 
+TEST_F(EngineTest, WithoutLocalFallbackWhatNoInstanceCanServeIsUnavailable) {
+  options_.local_fallback = false;
+  directory_.healthy = {"a:1"};
+  Make();
+  const auto failed = Submit(Spec(40, 6));
+  engine_->Step();
+  directory_.attempts[0]->events.on_failed(Fallback::kPrefillBusy, base::ResourceExhausted("full"));
+  engine_->Step();
+  EXPECT_TRUE(absl::IsUnavailable(failed->failure)) << failed->failure;
+  EXPECT_THAT(std::string(failed->failure.message()), HasSubstr("prefill_busy"));
+  directory_.healthy.clear();
+  const auto refused = Submit(Spec(40, 6));
+  engine_->Step();
+  EXPECT_TRUE(absl::IsUnavailable(refused->failure)) << refused->failure;
+  EXPECT_EQ(FreeOrCached(), 64);
+  // What was meant to be computed here still is.
+  EXPECT_EQ(LocalTokens(Spec(40, 6)).size(), 6u);
+}
+
+TEST_F(EngineTest, ALocalPrefillTakesShortTurnsAsSoonAsAnybodyElseIsHere) {
+  options_.max_prefill_tokens = 64;
+  options_.local_chunk_tokens = 16;
+  Make();
+  const auto listener = Submit(Spec(200, 1, Mode::kLocal));
+  engine_->Step();
+  EXPECT_EQ(requests_[0]->local_done, 64);  // alone
+  Submit(Spec(40, 6, Mode::kFull, 2));      // waits for its prefill instance
+  engine_->Step();
+  EXPECT_EQ(requests_[0]->local_done, 80);
+}
+
+TEST_F(EngineTest, WhatCanNeverFitIsRefusedForGood) {
+  Make(4);
+  const auto request = engine_->Submit(Spec(64, 1), std::make_shared<FakeListener>());
+  EXPECT_TRUE(absl::IsOutOfRange(request.status())) << request.status();
+}
+
 TEST_F(EngineTest, ATokenOutsideTheVocabularyIsNotBelieved) {
   directory_.healthy = {"a:1"};
   Make();

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "gateway/openai/request.h"
 #include "tests/gateway/gateway_fixture.h"
@@ -51,7 +52,7 @@ TEST_F(GatewayTest, AChatRequestIsAnswered) {
   EXPECT_EQ(json["smartgen"]["transfer_bytes"], 4096);
   EXPECT_GT(json["smartgen"]["timings"]["ttft"].get<double>(), 0);
   EXPECT_GE(json["smartgen"]["timings"]["ttst"].get<double>(),
-            json["smartgen"]["timings"]["ttft"].get<double>() * 0.5);
+            json["smartgen"]["timings"]["ttft"].get<double>());
 }
 
 TEST_F(GatewayTest, UserTextNeverBecomesAControlToken) {
@@ -238,6 +239,22 @@ TEST_F(GatewayTest, H19_TheFirstTokenHasLogprobs) {
   EXPECT_EQ(text["text_offset"], Event::parse("[0,1]"));
 }
 
+TEST_F(GatewayTest, TokenIdsComeWhereTheyAreAskedFor) {
+  Start();
+  const auto ids = Event::parse("[111,107]");
+  EXPECT_EQ(Chat(R"("return_token_ids":true)").Json()["choices"][0]["token_ids"], ids);
+  EXPECT_EQ(
+      Complete(R"({"prompt": "x", "return_token_ids": true})").Json()["choices"][0]["token_ids"],
+      ids);
+  EXPECT_FALSE(Chat().Json()["choices"][0].contains("token_ids"));
+  const auto events = Chat(R"("stream":true,"return_token_ids":true)").Events();
+  for (size_t i = 0; i + 1 < events.size(); ++i) {
+    const auto choice = Event::parse(events[i])["choices"][0];
+    // The last chunk of a choice has them all.
+    EXPECT_EQ(choice.value("token_ids", Event()), i + 2 == events.size() ? ids : Event());
+  }
+}
+
 TEST_F(GatewayTest, C8_WithoutMaxTokensTheContextIsTheBound) {
   AddDecode().SetScript(Says("abc", v1::Finished::REASON_LENGTH));
   Start();
@@ -305,6 +322,31 @@ TEST_F(GatewayTest, G4_AnUnavailableInstanceIsRetriedElsewhereAndCounted) {
   Start();
   for (int i = 0; i < 5; ++i) EXPECT_EQ(Chat().Json()["choices"][0]["message"]["content"], "ok");
   EXPECT_GE(Fallbacks("decode_retried"), 1);
+}
+
+TEST_F(GatewayTest, ARefusalBeforeTheFirstTokenIsTriedElsewhere) {
+  for (const auto code : {grpc::StatusCode::RESOURCE_EXHAUSTED, grpc::StatusCode::OUT_OF_RANGE,
+                          grpc::StatusCode::FAILED_PRECONDITION}) {
+    daemons_.clear();
+    options_.decode.clear();
+    gateway_.reset();
+    const auto refuses = [code](const auto&, FakeStream&) {
+      return grpc::Status(code, "not here");
+    };
+    AddDecode().SetScript(refuses);
+    AddDecode();
+    decode(1).SetInfo([](v1::DaemonInfo& info) { info.set_running(50); });
+    options_.probe_interval = std::chrono::hours(1);
+    Start();
+    EXPECT_EQ(Chat().Json()["choices"][0]["message"]["content"], "ok");
+    EXPECT_EQ(decode(0).requests().size(), 1u);
+    decode(1).SetScript(refuses);
+    const auto response = Chat();
+    EXPECT_NE(response.status, 503);
+    EXPECT_THAT(response.body, HasSubstr("not here"));
+    EXPECT_EQ(decode(0).requests().size(), 2u);
+    EXPECT_EQ(decode(1).requests().size(), 2u);
+  }
 }
 
 TEST_F(GatewayTest, G4_AnInternalErrorIsNotRetried) {
@@ -431,6 +473,14 @@ TEST_F(GatewayTest, TheLeastLoadedInstanceIsChosen) {
   EXPECT_TRUE(decode(0).requests().empty());
 }
 
+TEST_F(GatewayTest, MoreChoicesThanCanEverRunAre400) {
+  options_.max_running = 2;
+  Start();
+  const auto response = Chat(R"("n":3)");
+  EXPECT_EQ(response.status, 400);
+  EXPECT_EQ(response.Json()["error"]["param"], "n");
+}
+
 TEST_F(GatewayTest, MoreThanMaxRunningIs429) {
   options_.max_running = 2;
   options_.probe_interval = std::chrono::hours(1);
@@ -451,6 +501,24 @@ TEST_F(GatewayTest, MoreThanMaxRunningIs429) {
   EXPECT_TRUE(response.headers.contains("retry-after"));
   first.Close();
   ASSERT_TRUE(Eventually([&] { return decode().running() == 1; }));
+}
+
+TEST_F(GatewayTest, AnInstanceThatHangsIsSeenWithinSeconds) {
+  AddDecode();
+  Start();
+  ASSERT_TRUE(Eventually([&] { return gateway_->ready(); }));
+  std::atomic<bool> go_on{false};
+  // Holds the lock that answers to Info need.
+  std::thread hang([&] {
+    decode().SetInfo([&](v1::DaemonInfo&) { Eventually([&] { return go_on.load(); }); });
+  });
+  const auto begin = base::Clock::Real()->Now();
+  EXPECT_TRUE(Eventually([&] {
+    return metrics_->GetGauge("peer_up", {{"peer", options_.decode[0]}}).value() == 0;
+  }));
+  EXPECT_LT(base::ToSeconds(base::Clock::Real()->Now() - begin), 4.5);
+  go_on = true;
+  hang.join();
 }
 
 TEST_F(GatewayTest, KeepAliveCommentsComeWhileThereIsNoToken) {

@@ -1,6 +1,7 @@
 // The HTTP side: bad input of all kinds, tokens, disconnects, shutdown.
 #include <atomic>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "tests/gateway/gateway_fixture.h"
@@ -64,6 +65,8 @@ TEST_F(HttpTest, CorsIsAnsweredWhereConfigured) {
   EXPECT_EQ(response.status, 204);
   EXPECT_EQ(response.headers.at("access-control-allow-origin"), "https://example.org");
   EXPECT_THAT(response.headers.at("access-control-allow-methods"), HasSubstr("POST"));
+  EXPECT_EQ(response.headers.at("access-control-allow-headers"), "*, Authorization, Content-Type");
+  EXPECT_EQ(response.headers.at("vary"), "Origin");
 }
 
 TEST_F(HttpTest, C11_EveryRouteButHealthWantsTheToken) {
@@ -97,7 +100,9 @@ TEST_F(HttpTest, TooLargeAChunkedBodyIs413) {
   options_.max_body_bytes = 2000;
   Start();
   RawClient client(port());
-  client.Send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+      "Transfer-Encoding: chunked\r\n\r\n");
   for (int i = 0; i < 3; ++i) client.Send("400\r\n" + std::string(1024, ' ') + "\r\n");
   ExpectError(client.Read(), 413, "body_too_large");
 }
@@ -105,7 +110,9 @@ TEST_F(HttpTest, TooLargeAChunkedBodyIs413) {
 TEST_F(HttpTest, ChunkedBodiesAreRead) {
   Start();
   RawClient client(port());
-  client.Send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+      "Transfer-Encoding: chunked\r\n\r\n");
   for (const char c : std::string(R"({"prompt":"a"})")) {
     client.Send(std::string("1\r\n") + c + "\r\n");
   }
@@ -139,20 +146,43 @@ TEST_F(HttpTest, WhatIsNotHttpIs400) {
   }
 }
 
-TEST_F(HttpTest, OnlyJsonIsTaken) {
+TEST_F(HttpTest, OnlyJsonIsTakenAndTheErrorSaysHowToSendIt) {
   Start();
-  RawClient client(port());
-  client.Send(
-      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n"
-      "Content-Length: 2\r\n\r\n{}");
-  ExpectError(client.Read(), 415, "unsupported_media_type");
+  for (const char* header : {"", "Content-Type: text/plain\r\n",
+                             "Content-Type: application/x-www-form-urlencoded\r\n"}) {
+    RawClient client(port());
+    client.Send(std::string("POST /v1/completions HTTP/1.1\r\nHost: x\r\n") + header +
+                "Content-Length: 2\r\n\r\n{}");
+    const auto response = client.Read();
+    ExpectError(response, 415, "unsupported_media_type");
+    EXPECT_THAT(response.body, HasSubstr("-H 'Content-Type: application/json'"));
+  }
+}
+
+TEST_F(HttpTest, AChunkedBodyHoldsWhatItTookAndNotWhatItMightHave) {
+  options_.max_body_bytes = 1024;
+  options_.max_body_bytes_in_flight = 1500;
+  AddDecode().SetScript([](const auto&, FakeStream& stream) {
+    stream.AwaitCancel();
+    return grpc::Status::CANCELLED;
+  });
+  Start();
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int64_t i = 1; i <= 3; ++i) {
+    clients.push_back(std::make_unique<RawClient>(port()));
+    clients.back()->Send(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "Transfer-Encoding: chunked\r\n\r\ne\r\n{\"prompt\":\"a\"}\r\n0\r\n\r\n");
+    ASSERT_TRUE(Eventually([&] { return decode().running() == i; }));
+  }
 }
 
 TEST_F(HttpTest, ExpectContinueIsAnswered) {
   Start();
   RawClient client(port());
   client.Send(
-      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+      "Expect: 100-continue\r\n"
       "Content-Length: 14\r\n\r\n");
   ASSERT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));
   EXPECT_EQ(client.Read().status, 100);
@@ -186,8 +216,9 @@ TEST_F(HttpTest, Http10StreamsEndWithTheConnection) {
   Start();
   RawClient client(port());
   const std::string body = R"({"prompt":"a","stream":true})";
-  client.Send("POST /v1/completions HTTP/1.0\r\nContent-Length: " + std::to_string(body.size()) +
-              "\r\n\r\n" + body);
+  client.Send(
+      "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " +
+      std::to_string(body.size()) + "\r\n\r\n" + body);
   const auto response = client.Read();
   EXPECT_FALSE(response.headers.contains("transfer-encoding"));
   EXPECT_EQ(response.Events().back(), "[DONE]");
@@ -206,7 +237,9 @@ TEST_F(HttpTest, ASlowBodyIs408) {
   options_.body_timeout = std::chrono::milliseconds(100);
   Start();
   RawClient client(port());
-  client.Send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+      "Content-Length: 100\r\n\r\n{");
   ExpectError(client.Read(), 408, "request_timeout");
 }
 
@@ -411,6 +444,59 @@ TEST_F(Shutdown, IdleConnectionsDoNotHoldItUp) {
   gateway_->BeginDrain();
   EXPECT_TRUE(idle.AtEnd());
   EXPECT_TRUE(gateway_->Wait());
+}
+
+TEST_F(Shutdown, ABodyThatIsStillArrivingIsWaitedFor) {
+  StartHeld();
+  released_ = true;
+  RawClient client(port());
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+      "Expect: 100-continue\r\nContent-Length: 14\r\n\r\n");
+  ASSERT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));
+  EXPECT_EQ(client.Read().status, 100);
+  gateway_->BeginDrain();
+  std::atomic<bool> clean{false};
+  std::thread waiting([&] { clean = gateway_->Wait(); });
+  // Nobody accepts any longer once the wait is over, which it must not be yet.
+  EXPECT_EQ(Get(port(), "/health/live").status, 200);
+  client.Send(R"({"prompt":"a"})");
+  EXPECT_EQ(client.Read().status, 200);
+  waiting.join();
+  EXPECT_TRUE(clean);
+}
+
+TEST_F(Shutdown, ABodyThatDoesNotArriveIsToldAndCut) {
+  options_.shutdown_grace = std::chrono::milliseconds(50);
+  StartHeld();
+  RawClient client(port());
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+      "Expect: 100-continue\r\nContent-Length: 14\r\n\r\n");
+  ASSERT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));
+  EXPECT_EQ(client.Read().status, 100);
+  gateway_->BeginDrain();
+  EXPECT_FALSE(gateway_->Wait());
+  ExpectError(client.Read(), 503, "shutting_down");
+}
+
+TEST_F(Shutdown, ConnectionsThatComeMeanwhileDoNotHoldItUp) {
+  Start();
+  const int at = port();
+  std::atomic<bool> stop{false};
+  std::thread comers([&] {
+    std::vector<std::unique_ptr<RawClient>> clients;
+    while (!stop) {
+      clients.push_back(std::make_unique<RawClient>(at));
+      if (clients.size() > 500) clients.clear();
+    }
+  });
+  const auto begin = base::Clock::Real()->Now();
+  gateway_->Abort();
+  gateway_->Wait();
+  EXPECT_LT(base::ToSeconds(base::Clock::Real()->Now() - begin), 1.5);
+  stop = true;
+  comers.join();
 }
 
 // --- start

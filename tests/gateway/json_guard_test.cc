@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include "common/base/clock.h"
+
 namespace smartgen::gateway {
 namespace {
 
@@ -59,6 +61,37 @@ TEST(JsonGuard, MoreValuesThanTheLimitAreRefused) {
   std::string body = "{\"a\":[0";
   for (int64_t i = 0; i < kMaxJsonValues; ++i) body += ",0";
   ExpectRefused(body + "]}", "json_too_large");
+}
+
+std::string ObjectOf(int keys) {
+  std::string body = "{";
+  for (int i = 0; i < keys; ++i) body += fmt::format("{}\"{}\":0", i == 0 ? "" : ",", i);
+  return body + "}";
+}
+
+TEST(JsonGuard, AnObjectOfManyKeysIsRefusedBeforeItCostsAnything) {
+  const std::string body = ObjectOf(500000);
+  const auto begin = base::Clock::Real()->Now();
+  ExpectRefused(body, "json_too_large");
+  EXPECT_LT(base::ToSeconds(base::Clock::Real()->Now() - begin), 1.0);
+  EXPECT_TRUE(ParseJsonObject(ObjectOf(kMaxJsonKeys)).ok());
+  ExpectRefused(ObjectOf(kMaxJsonKeys + 1), "json_too_large");
+  ExpectRefused("{\"a\":[" + ObjectOf(kMaxJsonKeys + 1) + "]}", "json_too_large");
+}
+
+TEST(JsonGuard, ObjectsOfManyKeysAreLimitedInNumber) {
+  const auto objects = [](int count, int keys) {
+    std::string body = "{\"a\":[" + ObjectOf(keys);
+    for (int i = 1; i < count; ++i) body += "," + ObjectOf(keys);
+    return body + "]}";
+  };
+  EXPECT_TRUE(ParseJsonObject(objects(1000, kManyJsonKeys)).ok());
+  EXPECT_TRUE(ParseJsonObject(objects(kMaxObjectsWithManyKeys, kManyJsonKeys + 1)).ok());
+  ExpectRefused(objects(kMaxObjectsWithManyKeys + 1, kManyJsonKeys + 1), "json_too_large");
+}
+
+TEST(JsonGuard, ColonsInsideStringsAreNoKeys) {
+  EXPECT_TRUE(ParseJsonObject("{\"a\": \"" + std::string(10000, ':') + "\"}").ok());
 }
 
 TEST(JsonGuard, OnlyAnObjectIsARequest) {

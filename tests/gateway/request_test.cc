@@ -237,6 +237,16 @@ TEST(Request, PromptsComeInFourShapes) {
   EXPECT_THAT(r.prompts[1].ids, ElementsAre(2, 3));
 }
 
+TEST(Request, ReturnTokenIdsIsABooleanOfBothApis) {
+  EXPECT_FALSE(Good(Api::kChat, Chat()).return_token_ids);
+  EXPECT_TRUE(Good(Api::kChat, Chat(R"({"return_token_ids": true})")).return_token_ids);
+  EXPECT_TRUE(
+      Good(Api::kCompletions, Completion(R"({"return_token_ids": true})")).return_token_ids);
+  const auto bad = ParseRequest(Api::kChat, Chat(R"({"return_token_ids": 1})"), kLimits);
+  ASSERT_FALSE(bad.ok());
+  EXPECT_EQ(bad.error().param, "return_token_ids");
+}
+
 TEST(Request, C5_EchoAllowsZeroTokens) {
   EXPECT_EQ(Good(Api::kCompletions, Completion(R"({"echo": true, "max_tokens": 0})")).max_tokens,
             0);

@@ -289,7 +289,7 @@ TEST_F(PairFaultTest, APromptThatCanNeverFitIsRefusedAtOnce) {
   decode_options_.kv_bytes = 4 * 16 * 4 * 64;  // 4 pages
   StartBoth();
   const Result result = Generate(MakeRequest(Prompt(64), 4));
-  EXPECT_EQ(result.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(result.status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
   EXPECT_THAT(result.status.error_message(), HasSubstr("never fit"));
 }
 

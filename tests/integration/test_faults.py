@@ -19,6 +19,11 @@ def ask(c, prompt, tokens=8, **more):
                                       "temperature": 0, "ignore_eos": True, **more})
 
 
+def prefills_running(c):
+    return sum(v for k, v in metrics_of(c.prefill_metrics[0]).items()
+               if k.startswith("smartgen_requests_running"))
+
+
 @pytest.fixture()
 def pair():
     with Cluster(prefill_args=["--prefix_cache=false"],
@@ -49,7 +54,7 @@ def test_killing_prefilld_in_mid_prefill_changes_no_token(pair):
     got = {}
     thread = threading.Thread(target=lambda: got.update(ask(pair, prompt)))
     thread.start()
-    time.sleep(0.5)  # well inside the prefill of some 2,000 tokens
+    wait_until(lambda: prefills_running(pair) >= 1, 20, "the prefill of some 2,000 tokens runs", 0.01)
     pair.prefills[0].stop(signal.SIGKILL)
     thread.join(120)
     assert got["choices"][0]["text"] == want

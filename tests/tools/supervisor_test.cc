@@ -56,6 +56,49 @@ TEST_F(SupervisorTest, AStopSignalEndsAllAndIsNoError) {
   EXPECT_THAT(log_, HasSubstr("three | bye\n"));
 }
 
+TEST_F(SupervisorTest, TheLastStartedIsStoppedFirstAndTheNextWhenItHasGone) {
+  // Each takes a while over its end, so that the order shows.
+  const char* slow =
+      "trap 'echo asked; sleep 0.2; echo gone; exit 0' TERM; echo up; "
+      "while :; do sleep 0.02; done";
+  Supervisor::Options options = Options();
+  options.on_tick = [this]() -> std::optional<absl::Status> {
+    if (log_.find("a | up") == std::string::npos || log_.find("b | up") == std::string::npos) {
+      return std::nullopt;
+    }
+    return absl::OkStatus();
+  };
+  Supervisor supervisor({Shell("a", slow), Shell("b", slow)}, options);
+  ASSERT_TRUE(supervisor.Start().ok());
+  EXPECT_TRUE(supervisor.RunUntilStopped().ok());
+  EXPECT_THAT(log_, HasSubstr("b | asked\nb | gone\na | asked\na | gone\n"));
+}
+
+TEST_F(SupervisorTest, ASecondStopSignalGoesToAll) {
+  // The second one refuses the first request, as one that is busy would.
+  Supervisor::Options options = Options();
+  int signals = 0;
+  options.write_line = [&](const std::string& line) {
+    log_ += line;
+    const bool up =
+        log_.find("a | up") != std::string::npos && log_.find("b | up") != std::string::npos;
+    const bool asked = log_.find("b | asked") != std::string::npos;
+    if ((up && signals == 0) || (asked && signals == 1)) {
+      ++signals;
+      kill(getpid(), SIGINT);
+    }
+  };
+  Supervisor supervisor(
+      {Shell("a", kPolite), Shell("b",
+                                  "trap 'trap \"exit 0\" TERM; echo asked' TERM; echo up; "
+                                  "while :; do sleep 0.02; done")},
+      options);
+  ASSERT_TRUE(supervisor.Start().ok());
+  EXPECT_TRUE(supervisor.RunUntilStopped().ok());
+  EXPECT_EQ(signals, 2);
+  EXPECT_THAT(log_, HasSubstr("a | bye\n"));
+}
+
 TEST_F(SupervisorTest, ADeadDaemonIsReportedWithItsLastLinesAndEndsTheRest) {
   Supervisor supervisor(
       {Shell("good", kPolite),

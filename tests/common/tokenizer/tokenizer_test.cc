@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "common/tokenizer/byte_level.h"
@@ -88,6 +89,35 @@ TEST(Tokenizer, UserDefinedTokensAreFoundAlways) {
   const auto tokenizer = Make(TinyGguf());
   EXPECT_EQ(tokenizer->Encode("<tool>", true), Ids{kTool});
   EXPECT_EQ(tokenizer->Encode("<tool>", false), Ids{kTool});
+}
+
+TEST(Tokenizer, UserDefinedTokensOfTheChatTemplateAreFoundOnlyWhereAsked) {
+  const Ids spelt{'<', 't', 'o', 'o', 'l', '>'};
+  for (const bool gguf : {true, false}) {
+    model::TokenizerData data = TinyGguf();
+    if (!gguf) {
+      data = {};
+      data.tokenizer_json = TinyJson().dump();
+    }
+    data.chat_template = "{% for m in messages %}<tool>{{ m.content }}<|end|>{% endfor %}";
+    const auto tokenizer = Make(data);
+    EXPECT_EQ(tokenizer->Encode("<tool>", true), Ids{kTool});
+    EXPECT_EQ(tokenizer->Encode("<tool>", false), spelt);
+    EXPECT_EQ(
+        std::count(tokenizer->special_texts().begin(), tokenizer->special_texts().end(), "<tool>"),
+        1);
+    // Such a token is shown like any other.
+    EXPECT_FALSE(tokenizer->IsControl(kTool));
+    EXPECT_EQ(tokenizer->TokenBytes(kTool, false), "<tool>");
+  }
+}
+
+TEST(Tokenizer, WhiteSpaceTokensOfTheChatTemplateAreFoundAlways) {
+  model::TokenizerData data = TinyGguf();
+  data.tokens.push_back("\n\n");
+  data.types.push_back(4);
+  data.chat_template = "<tool>\n\n";
+  EXPECT_EQ(Make(data)->Encode("\n\n", false), Ids{kTool + 1});
 }
 
 TEST(Tokenizer, AWordMaySpanPiecesAControlTokenMayNot) {
