@@ -62,7 +62,7 @@ class Router {
     base::Duration poll_interval = std::chrono::seconds(1);
     base::Duration poll_interval_down = std::chrono::milliseconds(250);
     // Three misses, asked at once one after the other, are some 3 s.
-    base::Duration poll_timeout = std::chrono::milliseconds(700);
+    base::Duration poll_timeout = std::chrono::seconds(1);
     int misses_until_dead = 3;
     int read_ahead = 64;
   };

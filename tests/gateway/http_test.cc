@@ -299,7 +299,7 @@ class Disconnect : public GatewayFixture, public ::testing::WithParamInterface<c
   void ExpectFreed() {
     const auto begin = base::Clock::Real()->Now();
     EXPECT_TRUE(Eventually([&] { return decode().running() == 0 && gateway_->running() == 0; }));
-    EXPECT_LT(base::ToSeconds(base::Clock::Real()->Now() - begin), 1.0);
+    EXPECT_LT(base::ToSeconds(base::Clock::Real()->Now() - begin), 5.0);
     EXPECT_EQ(decode().cancelled(), 1);
   }
 };
@@ -494,7 +494,7 @@ TEST_F(Shutdown, ConnectionsThatComeMeanwhileDoNotHoldItUp) {
   const auto begin = base::Clock::Real()->Now();
   gateway_->Abort();
   gateway_->Wait();
-  EXPECT_LT(base::ToSeconds(base::Clock::Real()->Now() - begin), 1.5);
+  EXPECT_LT(base::ToSeconds(base::Clock::Real()->Now() - begin), 5.0);
   stop = true;
   comers.join();
 }

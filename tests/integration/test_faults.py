@@ -3,6 +3,7 @@ import json
 import signal
 import threading
 import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -99,6 +100,18 @@ def test_G8_H16_sigterm_lets_streams_finish():
         for t in threads:
             t.join(60)
         assert len(results) == 10 and all(r.rstrip().endswith("data: [DONE]") for r in results)
+
+
+def test_G1_without_prefill_and_local_fallback_the_client_gets_503_quickly():
+    with Cluster(decode_args=["--mode", "full", "--local_fallback=false"]) as c:
+        c.model = model_of(c)
+        ask(c, "Hello")
+        c.prefills[0].stop(signal.SIGKILL)
+        wait_until(lambda: c.peers_up() == 0, 5, "the loss is seen")
+        with pytest.raises(urllib.error.HTTPError) as e:
+            ask(c, "Hello")
+        assert e.value.code == 503
+        c.prefills[0] = c.start_prefill(0)
 
 
 def test_H3_a_pair_that_cannot_agree_says_which_field_differs():
