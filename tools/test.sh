@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
 # Builds and runs the tests.
 #
-#   tools/test.sh             everything: checks, unit tests, tests with the default model, the daemons
-#                             with real clients, sanitizers, fuzz targets for a few seconds each
-#   tools/test.sh --quick     unit tests of the release build alone
-#   tools/test.sh --skip-sanitizers   everything but the two sanitizer builds and the fuzz targets
+#   tools/test.sh             checks, unit tests, tests with the default model, the daemons with real
+#                             clients
+#   tools/test.sh --quick     unit tests alone
+#   tools/test.sh --all       also the two sanitizer builds and the fuzz targets (two more builds)
 #
 # The closing line is ctest's, over all that was run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 quick=0
-sanitizers=1
+sanitizers=0
 for arg in "$@"; do
   case "$arg" in
     --quick) quick=1 ;;
-    --skip-sanitizers) sanitizers=0 ;;
-    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "test.sh: unknown argument \"$arg\" (know: --quick, --skip-sanitizers)" >&2; exit 2 ;;
+    --all) sanitizers=1 ;;
+    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "test.sh: unknown argument \"$arg\" (know: --quick, --all)" >&2; exit 2 ;;
   esac
 done
 

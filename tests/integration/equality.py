@@ -1,6 +1,6 @@
 """Greedy tokens through gateway, decoded and prefilld against those of one process.
 
-    tests/integration/equality.py [--prompts 50] [--tokens 16] [--compute f32,bf16] [--json FILE]
+    tests/integration/equality.py [--prompts 50] [--tokens 16] [--compute f32,bf16] [--variants WORDS] [--json FILE]
 
 Natural prompts of 1 to 4,000 tokens, whole and in chunks, without and with prefix-cache hits, alone and
 eight at a time. A prompt whose tokens differ counts as a difference unless, at the first differing step,
@@ -40,8 +40,9 @@ def tokenize(text):
 
 def make_prompts(count, longest=4000):
     ids, rng = tokenize(natural_text()), random.Random(5)
-    lengths = [1, longest] + [round(longest ** rng.random()) for _ in range(count - 2)]
-    return [ids[start:start + n] for n in lengths[:count]
+    # Evenly spaced on a logarithmic scale.
+    lengths = [round(longest ** (i / max(1, count - 1))) for i in range(count)]
+    return [ids[start:start + n] for n in lengths
             for start in [rng.randrange(len(ids) - longest)]]
 
 
@@ -130,14 +131,16 @@ def main():
     p.add_argument("--longest", type=int, default=4000)
     p.add_argument("--tokens", type=int, default=16)
     p.add_argument("--compute", default="f32,bf16")
+    p.add_argument("--variants", default="", help="only those whose name holds one of these words")
     p.add_argument("--json")
     o = p.parse_args()
     prompts = make_prompts(o.prompts, o.longest)
     print(f"{len(prompts)} prompts, {min(map(len, prompts))} to {max(map(len, prompts))} tokens, "
           f"{sum(map(len, prompts))} in total")
     rows = []
+    variants = [v for v in VARIANTS if any(w in v[0] for w in o.variants.split(","))]
     for compute in o.compute.split(","):
-        rows += run(prompts, o.tokens, compute, 0.02 if compute == "bf16" else 0.0)
+        rows += run(prompts, o.tokens, compute, 0.02 if compute == "bf16" else 0.0, variants)
     if o.json:
         with open(o.json, "w", encoding="utf-8") as f:
             json.dump(rows, f, indent=1)
