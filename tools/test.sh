@@ -58,7 +58,7 @@ if [ "$sanitizers" = 1 ]; then
   done
   step "fuzz targets"
   build fuzz fuzz_targets
-  tools/fuzz.sh "${SMARTGEN_FUZZ_SECONDS:-10}"
+  tools/fuzz.sh "${FUZZ_SECONDS:-10}"
 fi
 
 step "all tests of the release build"

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BIN = os.environ.get("SMARTGEN_BIN", os.path.join(ROOT, "build", "release", "bin"))
+BIN = os.environ.get("BIN_UNDER_TEST", os.path.join(ROOT, "build", "release", "bin"))
 MODEL = os.environ.get("SMARTGEN_TEST_MODEL", "smollm2-135m")
 LICENSES = "/usr/share/common-licenses"
 
@@ -42,13 +42,19 @@ def wait_until(condition, seconds, what, tick=0.05):
         time.sleep(tick)
 
 
+def daemon_environment():
+    """SMARTGEN_* configures daemons, and an unknown name is an error: the tests' own is kept away."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("SMARTGEN_TEST_")}
+
+
 class Daemon:
     def __init__(self, name, args, folder):
         self.name = name
         self.log_path = os.path.join(folder, f"{name}-{time.monotonic_ns()}.log")
         self.log = open(self.log_path, "wb")
         self.process = subprocess.Popen(
-            [os.path.join(BIN, name.split("-")[0]), *args], stdout=self.log, stderr=self.log)
+            [os.path.join(BIN, name.split("-")[0]), *args], stdout=self.log, stderr=self.log,
+            env=daemon_environment())
 
     def tail(self, lines=30):
         with open(self.log_path, encoding="utf-8", errors="replace") as f:

@@ -9,7 +9,7 @@ import time
 
 from cluster import Cluster, natural_text, wait_until
 
-REQUESTS = int(os.environ.get("SMARTGEN_SOAK_REQUESTS", "1000"))
+REQUESTS = int(os.environ.get("SOAK_REQUESTS", "1000"))
 CONCURRENCY = 16
 
 
