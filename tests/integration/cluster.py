@@ -42,19 +42,13 @@ def wait_until(condition, seconds, what, tick=0.05):
         time.sleep(tick)
 
 
-def daemon_environment():
-    """SMARTGEN_* configures daemons, and an unknown name is an error: the tests' own is kept away."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("SMARTGEN_TEST_")}
-
-
 class Daemon:
     def __init__(self, name, args, folder):
         self.name = name
         self.log_path = os.path.join(folder, f"{name}-{time.monotonic_ns()}.log")
         self.log = open(self.log_path, "wb")
         self.process = subprocess.Popen(
-            [os.path.join(BIN, name.split("-")[0]), *args], stdout=self.log, stderr=self.log,
-            env=daemon_environment())
+            [os.path.join(BIN, name.split("-")[0]), *args], stdout=self.log, stderr=self.log)
 
     def tail(self, lines=30):
         with open(self.log_path, encoding="utf-8", errors="replace") as f:
