@@ -65,8 +65,8 @@ def measure_llama(model_path, lengths, decode_tokens, threads, flash):
         begin = time.perf_counter()
         for i in range(0, len(ids), at_once):
             part = ids[i:i + at_once]
-            batch = llama_cpp.llama_batch_get_one((llama_cpp.llama_token * len(part))(*part),
-                                                  len(part))
+            array = (llama_cpp.llama_token * len(part))(*part)  # the batch only points to it
+            batch = llama_cpp.llama_batch_get_one(array, len(part))
             if llama_cpp.llama_decode(context, batch) != 0:
                 raise SystemExit("llama_decode failed")
         llama_cpp.llama_synchronize(context)
