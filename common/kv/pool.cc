@@ -14,13 +14,44 @@
 
 namespace smartgen::kv {
 
-ResidencyMask::ResidencyMask(int64_t pages, int layers)
-    : layers_(layers), cells_(static_cast<size_t>(pages) * layers * kPageTokens) {}
+namespace {
+
+std::vector<int64_t> FirstHeads(std::span<const LayerLayout> layers) {
+  std::vector<int64_t> first = {0};
+  for (const LayerLayout& layer : layers) first.push_back(first.back() + layer.kv_heads);
+  return first;
+}
+
+}  // namespace
+
+ResidencyMask::ResidencyMask(int64_t pages, std::span<const LayerLayout> layers)
+    : layers_(static_cast<int>(layers.size())),
+      first_head_(FirstHeads(layers)),
+      heads_a_page_(first_head_.back()),
+      cells_(static_cast<size_t>(pages) * layers.size() * kPageTokens),
+      heads_(static_cast<size_t>(pages * heads_a_page_)) {}
 
 void ResidencyMask::MarkLocal(PageId page, int layer, int begin, int end) {
   std::atomic<int8_t>* cells = &cells_[Index(page, layer, 0)];
   for (int token = begin; token < end; ++token) {
     cells[token].store(static_cast<int8_t>(Residency::kLocal), std::memory_order_release);
+  }
+}
+
+void ResidencyMask::MarkHeadLocal(PageId page, int layer, int head, int begin, int end) {
+  if (begin >= end) return;
+  const int64_t first = HeadIndex(page, layer, 0);
+  const int64_t last = first + first_head_[layer + 1] - first_head_[layer];
+  const auto fresh = static_cast<uint16_t>(((1U << end) - 1U) & ~((1U << begin) - 1U));
+  // Sequentially consistent: of two threads that bring the last two heads of a token at the same
+  // time at least one sees both.
+  heads_[first + head].fetch_or(fresh, std::memory_order_seq_cst);
+  uint16_t whole = fresh;
+  for (int64_t at = first; at < last && whole != 0; ++at) {
+    whole = static_cast<uint16_t>(whole & heads_[at].load(std::memory_order_seq_cst));
+  }
+  for (int token = begin; token < end; ++token) {
+    if (((whole >> token) & 1) != 0) MarkLocal(page, layer, token, token + 1);
   }
 }
 
@@ -46,6 +77,8 @@ void ResidencyMask::Reset(PageId page) {
   for (int i = 0; i < layers_ * kPageTokens; ++i) {
     cells[i].store(static_cast<int8_t>(Residency::kNothing), std::memory_order_relaxed);
   }
+  std::atomic<uint16_t>* heads = &heads_[HeadIndex(page, 0, 0)];
+  for (int64_t i = 0; i < heads_a_page_; ++i) heads[i].store(0, std::memory_order_relaxed);
 }
 
 absl::StatusOr<std::unique_ptr<KvPool>> KvPool::Create(KvLayout layout, Options options) {
@@ -73,7 +106,7 @@ absl::StatusOr<std::unique_ptr<KvPool>> KvPool::Create(KvLayout layout, Options 
 KvPool::KvPool(KvLayout layout, int64_t pages)
     : layout_(std::move(layout)),
       total_pages_(pages),
-      residency_(pages, layout_.num_layers()),
+      residency_(pages, layout_.layers),
       refs_(static_cast<size_t>(pages), 0) {
   free_.reserve(static_cast<size_t>(pages));
   for (int64_t page = pages - 1; page >= 0; --page) free_.push_back(static_cast<PageId>(page));

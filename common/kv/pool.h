@@ -20,15 +20,17 @@
 namespace smartgen::kv {
 
 using PageId = int32_t;
+static_assert(kPageTokens == 16, "a head's tokens of a page are the bits of a uint16_t");
 
 // What is here. int8 per (layer, token) of a physical page, so that sequences that share a page
 // share one transfer. Allowed transitions: 0->1, 0->2, 2->1, anything->0 only when a page is handed
-// out anew.
+// out anew. Beside it one bit per (layer, token, KV head) remembers entries that came one by one.
 enum class Residency : int8_t { kNothing = 0, kLocal = 1, kRemote = 2 };
 
 class ResidencyMask {
  public:
-  ResidencyMask(int64_t pages, int layers);
+  // KV heads of each layer.
+  ResidencyMask(int64_t pages, std::span<const LayerLayout> layers);
 
   // A reader that gets kLocal may read that token's final bytes, of all KV heads (acquire).
   Residency Get(PageId page, int layer, int token) const {
@@ -37,6 +39,15 @@ class ResidencyMask {
   }
   // Release: the caller has written the bytes. Tokens [begin, end) of the page.
   void MarkLocal(PageId page, int layer, int begin, int end);
+  // Release: the caller has written K and V of one head of tokens [begin, end) of the page. A token
+  // whose last head this was becomes kLocal.
+  void MarkHeadLocal(PageId page, int layer, int head, int begin, int end);
+  // A reader that gets true may read the final bytes of that head (acquire). True where kLocal.
+  bool HeadLocal(PageId page, int layer, int head, int token) const {
+    if (Get(page, layer, token) == Residency::kLocal) return true;
+    const uint16_t bits = heads_[HeadIndex(page, layer, head)].load(std::memory_order_acquire);
+    return ((bits >> token) & 1) != 0;
+  }
   // Leaves tokens alone that are local already.
   void MarkRemote(PageId page, int layer, int begin, int end);
   bool AllLocal(PageId page, int layer, int begin, int end) const;
@@ -47,8 +58,14 @@ class ResidencyMask {
   int64_t Index(PageId page, int layer, int token) const {
     return (static_cast<int64_t>(page) * layers_ + layer) * kPageTokens + token;
   }
+  int64_t HeadIndex(PageId page, int layer, int head) const {
+    return page * heads_a_page_ + first_head_[layer] + head;
+  }
   int layers_;
+  std::vector<int64_t> first_head_;  // of each layer among a page's heads, and the end of the last
+  int64_t heads_a_page_;
   std::vector<std::atomic<int8_t>> cells_;
+  std::vector<std::atomic<uint16_t>> heads_;  // bit t: token t of the page
 };
 
 class KvPool {

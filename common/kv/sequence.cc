@@ -73,6 +73,15 @@ void KvSequence::MarkRemote(int layer, int64_t begin, int64_t end) {
   });
 }
 
+void KvSequence::MarkHeadLocal(int layer, int head, int64_t begin, int64_t end) {
+  assert(begin >= 0 && end <= capacity());
+  assert(head >= 0 && head < layout().layers[layer].kv_heads);
+  ForEachPage(begin, end, [&](int64_t index, int from, int to) {
+    pool_->residency().MarkHeadLocal(pages_[index], layer, head, from, to);
+    return true;
+  });
+}
+
 bool KvSequence::AllLocal(int layer, int64_t begin, int64_t end) const {
   return FirstNotLocal(layer, begin, end) == end;
 }
@@ -106,6 +115,22 @@ std::vector<std::span<std::byte>> KvSequence::Segments(int layer, int64_t begin,
     const int heads = kv.layers[layer].kv_heads;
     for (int h = 0; h < heads; ++h) Append(segments, page + kv.KOffset(layer, h, from), bytes);
     for (int h = 0; h < heads; ++h) Append(segments, page + kv.VOffset(layer, h, from), bytes);
+    return true;
+  });
+  return segments;
+}
+
+std::vector<std::span<std::byte>> KvSequence::Segments(int layer, int head, int64_t begin,
+                                                       int64_t end) {
+  assert(begin >= 0 && end <= capacity());
+  assert(head >= 0 && head < layout().layers[layer].kv_heads);
+  const KvLayout& kv = layout();
+  std::vector<std::span<std::byte>> segments;
+  ForEachPage(begin, end, [&](int64_t index, int from, int to) {
+    std::byte* page = Page(layer, index);
+    const int64_t bytes = (to - from) * kv.RowBytes(layer);
+    Append(segments, page + kv.KOffset(layer, head, from), bytes);
+    Append(segments, page + kv.VOffset(layer, head, from), bytes);
     return true;
   });
   return segments;

@@ -42,6 +42,13 @@ class KvSequence {
   // Residency of tokens [begin, end) of a layer. MarkLocal: the bytes are final (release).
   void MarkLocal(int layer, int64_t begin, int64_t end);
   void MarkRemote(int layer, int64_t begin, int64_t end);
+  // K and V of one head of these tokens are final (release). A token becomes local with its last
+  // head.
+  void MarkHeadLocal(int layer, int head, int64_t begin, int64_t end);
+  bool HeadLocal(int layer, int head, int64_t token) const {
+    return pool_->residency().HeadLocal(pages_[token / kPageTokens], layer, head,
+                                        static_cast<int>(token % kPageTokens));
+  }
   bool AllLocal(int layer, int64_t begin, int64_t end) const;
   // First token of [begin, end) that is not local; end if all are.
   int64_t FirstNotLocal(int layer, int64_t begin, int64_t end) const;
@@ -50,6 +57,9 @@ class KvSequence {
   // wire format: for each page in ascending order, K of head 0..H-1, then V of head 0..H-1;
   // adjacent ranges merged (a whole page is one segment).
   std::vector<std::span<std::byte>> Segments(int layer, int64_t begin, int64_t end);
+  // The same of one KV head: for each page in ascending order its K rows of these tokens, then its
+  // V rows; adjacent ranges merged.
+  std::vector<std::span<std::byte>> Segments(int layer, int head, int64_t begin, int64_t end);
 
  private:
   KvPool* pool_;

@@ -46,20 +46,15 @@ absl::Status SplitByMask(const Selection& selection, int layer, const kv::KvSequ
   }
   const kv::ResidencyMask& mask = sequence.pool()->residency();
   const std::span<const kv::PageId> pages = sequence.pages();
-  // All heads of a token have one state: read it once, or a token that arrives meanwhile would be
-  // local for one head and remote for another.
-  std::vector<kv::Residency> state(static_cast<size_t>(selection.length - selection.first));
-  for (int64_t t = selection.first; t < selection.length; ++t) {
-    state[t - selection.first] =
-        mask.Get(pages[t / kv::kPageTokens], layer, static_cast<int>(t % kv::kPageTokens));
-  }
   int64_t nowhere = -1;
   SplitByMask(
       selection,
-      [&](int, int64_t token) {
-        const kv::Residency s = state[token - selection.first];
-        if (s == kv::Residency::kNothing) nowhere = token;
-        return s == kv::Residency::kLocal;
+      [&](int head, int64_t token) {
+        const kv::PageId page = pages[token / kv::kPageTokens];
+        const int row = static_cast<int>(token % kv::kPageTokens);
+        if (mask.HeadLocal(page, layer, head, row)) return true;
+        if (mask.Get(page, layer, row) == kv::Residency::kNothing) nowhere = token;
+        return false;
       },
       out);
   if (nowhere < 0) return absl::OkStatus();

@@ -52,8 +52,9 @@ struct Split {
 void SplitByMask(const Selection& selection, absl::FunctionRef<bool(int, int64_t)> is_local,
                  Split& out);
 
-// By the residency mask of the sequence's layer. FailedPrecondition if a selected token is neither
-// local nor remote (nobody has it).
+// By the residency mask of the sequence's layer, head by head (entries that arrive meanwhile may
+// count as either). FailedPrecondition if a selected token is neither local nor remote (nobody has
+// it).
 absl::Status SplitByMask(const Selection& selection, int layer, const kv::KvSequence& sequence,
                          Split& out);
 

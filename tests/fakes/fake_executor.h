@@ -2,7 +2,8 @@
 //
 // Each token's KV in a layer is made from the token and from the KV before it as it stands in
 // memory, and logits are made from every byte of KV of all layers: one wrong or missing byte
-// anywhere changes all tokens that follow.
+// anywhere changes all tokens that follow. A hidden state is a hash over the KV of the layers so
+// far, so that a step run by two executors gives the logits of a whole one.
 #pragma once
 
 #include <atomic>
@@ -37,6 +38,7 @@ class FakeExecutor final : public executor::Executor {
     config_.name = "fake";
     config_.vocab_size = options_.vocab;
     config_.context_length = options_.context;
+    config_.hidden_dim = kHidden;
     config_.layers.resize(static_cast<size_t>(options_.layers));
   }
 
@@ -68,21 +70,58 @@ class FakeExecutor final : public executor::Executor {
       chunk.sequence->MarkLocal(layer, chunk.start, chunk.start + count);
       if (chunk.on_layer) chunk.on_layer(layer, chunk.start, chunk.start + count);
     }
-    if (!chunk.last_logits.empty()) Logits(*chunk.sequence, chunk.start + count, chunk.last_logits);
+    if (chunk.last_logits.empty()) return absl::OkStatus();
+    uint64_t state = 0;
+    for (int layer = 0; layer < options_.layers; ++layer)
+      state = Absorb(state, *chunk.sequence, layer, chunk.start + count);
+    Logits(state, chunk.last_logits);
     return absl::OkStatus();
   }
 
   absl::Status Decode(std::span<const executor::DecodeSlot> batch) override {
     if (options_.before) options_.before(-1);
     for (const executor::DecodeSlot& slot : batch) {
-      for (int layer = 0; layer < options_.layers; ++layer) {
+      if (slot.read != nullptr) return base::InvalidArgument("read: this fake reads all");
+      const int end = slot.layer_end < 0 ? options_.layers : slot.layer_end;
+      if (slot.layer_begin < 0 || slot.layer_begin > end || end > options_.layers)
+        return base::InvalidArgument("layers [{}, {})", slot.layer_begin, end);
+      if ((slot.layer_begin > 0 || end < options_.layers) && slot.hidden.size() != kHidden)
+        return base::InvalidArgument("hidden: {} values", slot.hidden.size());
+      uint64_t state = 0;
+      if (slot.layer_begin > 0) std::memcpy(&state, slot.hidden.data(), sizeof state);
+      for (int layer = slot.layer_begin; layer < end; ++layer) {
         RETURN_IF_ERROR(CheckLocal(*slot.sequence, layer, slot.position));
         Write(*slot.sequence, layer, slot.position, slot.token);
         slot.sequence->MarkLocal(layer, slot.position, slot.position + 1);
+        state = Absorb(state, *slot.sequence, layer, slot.position + 1);
       }
-      Logits(*slot.sequence, slot.position + 1, slot.logits);
+      if (!slot.hidden.empty()) std::memcpy(slot.hidden.data(), &state, sizeof state);
+      if (end == options_.layers) Logits(state, slot.logits);
     }
     return absl::OkStatus();
+  }
+
+  // Runs the whole step in the first Advance.
+  absl::StatusOr<std::unique_ptr<executor::StepRun>> StartStep(
+      std::span<const executor::DecodeSlot> batch) override {
+    class Run final : public executor::StepRun {
+     public:
+      Run(FakeExecutor* executor, std::span<const executor::DecodeSlot> batch)
+          : executor_(executor), batch_(batch.begin(), batch.end()) {}
+      absl::StatusOr<State> Advance() override {
+        RETURN_IF_ERROR(executor_->Decode(batch_));
+        return State::kDone;
+      }
+
+     private:
+      FakeExecutor* executor_;
+      std::vector<executor::DecodeSlot> batch_;
+    };
+    return std::make_unique<Run>(this, batch);
+  }
+
+  absl::Status Attend(std::span<const executor::AttendJob>) override {
+    return base::Unimplemented("this fake has no attention");
   }
 
  private:
@@ -109,20 +148,24 @@ class FakeExecutor final : public executor::Executor {
     }
   }
 
-  void Logits(kv::KvSequence& sequence, int64_t end, std::span<float> out) const {
-    // One hash over all bytes: how they lie in memory does not count.
+  // One hash over all bytes of a layer's KV: how they lie in memory does not count.
+  static uint64_t Absorb(uint64_t state, kv::KvSequence& sequence, int layer, int64_t end) {
     base::Hasher64 hasher;
-    for (int layer = 0; layer < options_.layers; ++layer) {
-      for (const std::span<std::byte> segment : sequence.Segments(layer, 0, end)) {
-        hasher.Update(segment);
-      }
+    hasher.Update(std::as_bytes(std::span(&state, 1)));
+    for (const std::span<std::byte> segment : sequence.Segments(layer, 0, end)) {
+      hasher.Update(segment);
     }
-    const uint64_t digest = hasher.Digest();
+    return hasher.Digest();
+  }
+
+  static void Logits(uint64_t digest, std::span<float> out) {
     for (size_t i = 0; i < out.size(); ++i) {
       const uint64_t parts[] = {digest, i};
       out[i] = static_cast<float>(base::Hash64(std::as_bytes(std::span(parts))) >> 40) * 1e-6f;
     }
   }
+
+  static constexpr int kHidden = 2;  // floats that hold a hash
 
   const Options options_;
   model::ModelConfig config_;

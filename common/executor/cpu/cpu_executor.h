@@ -20,8 +20,9 @@
 
 #include "common/base/thread_pool.h"
 #include "common/executor/cpu/attention.h"
-#include "common/executor/cpu/matrix.h"
+#include "common/executor/cpu/forward.h"
 #include "common/executor/cpu/memory.h"
+#include "common/executor/cpu/step.h"
 #include "common/executor/cpu/weights.h"
 #include "common/executor/executor.h"
 
@@ -40,45 +41,30 @@ class CpuExecutor final : public Executor {
   absl::Status Prefill(const PrefillChunk& chunk) override;
   absl::Status Decode(std::span<const DecodeSlot> batch) override;
 
- private:
-  // Where a row of activations stands.
-  struct Row {
-    kv::KvSequence* sequence;
-    int64_t position;
-  };
+  absl::StatusOr<std::unique_ptr<StepRun>> StartStep(std::span<const DecodeSlot> batch) override;
+  absl::Status Attend(std::span<const AttendJob> jobs) override;
 
+ private:
   absl::Status CheckChunk(const PrefillChunk& chunk) const;
   absl::Status CheckBatch(std::span<const DecodeSlot> batch) const;
+  absl::Status CheckSlot(const DecodeSlot& slot) const;
   absl::Status CheckToken(TokenId token) const;
   absl::Status CheckSequence(const kv::KvSequence* sequence, int64_t start, int64_t end) const;
-  absl::Status CheckLocal(std::span<const Row> next) const;
-
-  void Reserve(int64_t rows);
-  void Embed(std::span<const TokenId> tokens);
-  void FillRope(std::span<const Row> rows);
-  void Norm(const std::vector<float>& weight, int64_t row_begin, int64_t row_end);
-  // q, k, v of all rows; K and V go to their pages.
-  void ProjectQkv(int layer, std::span<const Row> rows, bool prefill);
-  void WriteKv(int layer, const Row& row, const float* k, const float* v);
-  // The layer from attention's output on, for rows [row_begin, row_end).
-  void FinishLayer(int layer, int64_t row_begin, int64_t row_end, bool prefill);
-  // Prefill goes through oneDNN where the weights have it; its decision is the same for every
-  // chunk.
-  void Multiply(const Matrix& matrix, const MatMul::Args& args, bool prefill);
-  // Logits of rows [row_begin, row_end) into `out` (leading dimension vocab).
-  void Logits(int64_t row_begin, int64_t row_end, float* out);
+  // What a query at row.position sees before itself is local in layers [layer_begin, layer_end).
+  absl::Status CheckLocal(const Row& row, int layer_begin, int layer_end) const;
   void ReportLogits(const PrefillChunk& chunk);
 
   const model::ModelConfig config_;
   const ExecutorOptions options_;
   const ComputeType compute_;
-  const std::vector<float> inverse_frequencies_;
   std::unique_ptr<base::ThreadPool> pool_;
   std::unique_ptr<Weights> weights_;
-  MatMul matmul_;
+  Forward forward_;
   Attention attention_;
-  // Activations, rows x size.
-  FloatBuffer hidden_, normed_, qkv_, attended_, ffn_, cosines_, sines_, logits_;
+  StepBufferPool step_buffers_;
+  // Prefill's; steps have their own.
+  Activations activations_;
+  FloatBuffer logits_;
 };
 
 }  // namespace smartgen::executor::cpu

@@ -190,7 +190,7 @@ TEST(KvPool, ManyThreadsNeverGetTheSamePage) {
 }
 
 TEST(ResidencyMask, AllowsOnlyTheWrittenTransitions) {
-  ResidencyMask mask(2, 2);
+  ResidencyMask mask(2, SmallLayout().layers);
   mask.MarkRemote(1, 0, 2, 6);
   EXPECT_EQ(mask.Get(1, 0, 1), Residency::kNothing);
   EXPECT_EQ(mask.Get(1, 0, 2), Residency::kRemote);
@@ -207,6 +207,48 @@ TEST(ResidencyMask, AllowsOnlyTheWrittenTransitions) {
   EXPECT_EQ(mask.Get(0, 0, 4), Residency::kNothing);
   mask.Reset(1);
   EXPECT_EQ(mask.Get(1, 0, 4), Residency::kNothing);
+}
+
+TEST(ResidencyMask, ATokenBecomesLocalWithItsLastHead) {
+  ResidencyMask mask(2, SmallLayout().layers);  // 3 heads, then 2
+  mask.MarkRemote(1, 0, 0, kPageTokens);
+  mask.MarkHeadLocal(1, 0, 2, 0, 10);
+  mask.MarkHeadLocal(1, 0, 0, 4, kPageTokens);
+  EXPECT_TRUE(mask.HeadLocal(1, 0, 2, 9));
+  EXPECT_FALSE(mask.HeadLocal(1, 0, 2, 10));
+  EXPECT_FALSE(mask.HeadLocal(1, 0, 1, 5));
+  EXPECT_EQ(mask.Get(1, 0, 5), Residency::kRemote);
+  mask.MarkHeadLocal(1, 0, 1, 3, 6);
+  EXPECT_EQ(mask.Get(1, 0, 3), Residency::kRemote);  // head 0 is missing
+  EXPECT_EQ(mask.Get(1, 0, 4), Residency::kLocal);
+  EXPECT_EQ(mask.Get(1, 0, 5), Residency::kLocal);
+  EXPECT_EQ(mask.Get(1, 0, 6), Residency::kRemote);
+}
+
+TEST(ResidencyMask, HeadBitsBelongToTheirPageAndLayer) {
+  ResidencyMask mask(2, SmallLayout().layers);
+  mask.MarkHeadLocal(1, 0, 2, 0, kPageTokens);
+  for (int head = 0; head < 2; ++head) EXPECT_FALSE(mask.HeadLocal(1, 1, head, 0));
+  for (int head = 0; head < 3; ++head) EXPECT_FALSE(mask.HeadLocal(0, 0, head, 0));
+  mask.MarkHeadLocal(1, 0, 1, 3, 3);  // no token
+  EXPECT_FALSE(mask.HeadLocal(1, 0, 1, 3));
+}
+
+TEST(ResidencyMask, AllHeadsOfALocalTokenAreLocal) {
+  ResidencyMask mask(1, SmallLayout().layers);
+  mask.MarkLocal(0, 1, 7, 8);
+  EXPECT_TRUE(mask.HeadLocal(0, 1, 0, 7));
+  EXPECT_TRUE(mask.HeadLocal(0, 1, 1, 7));
+  EXPECT_FALSE(mask.HeadLocal(0, 1, 1, 6));
+}
+
+TEST(ResidencyMask, APageHandedOutAnewHasNoHeadsEither) {
+  ResidencyMask mask(2, SmallLayout().layers);
+  mask.MarkHeadLocal(0, 0, 0, 0, 4);
+  mask.MarkHeadLocal(1, 1, 1, 0, 4);
+  mask.Reset(1);
+  EXPECT_FALSE(mask.HeadLocal(1, 1, 1, 0));
+  EXPECT_TRUE(mask.HeadLocal(0, 0, 0, 0));
 }
 
 // 100,000 blocks (of one page and layer) are written and marked by one thread while two others read
@@ -258,6 +300,70 @@ TEST(ResidencyMask, StressAReaderThatSeesLocalReadsFinalBytes) {
   read(0, 1);
   EXPECT_EQ(wrong, 0);
   EXPECT_GE(seen, kPages * 2);
+  EXPECT_TRUE(sequence.AllLocal(0, 0, sequence.capacity()));
+  EXPECT_TRUE(sequence.AllLocal(1, 0, sequence.capacity()));
+}
+
+// Each head of a block is written and marked by a thread of its own, in an order of its own; two
+// more read every head that they see as local, and all heads of what they see as a local token.
+TEST(ResidencyMask, StressAReaderThatSeesAHeadReadsItsFinalBytes) {
+  constexpr int64_t kPages = 50000;
+  constexpr int kHeads = 2;
+  const KvLayout layout{.layers = std::vector<LayerLayout>(2, {.kv_heads = kHeads, .head_dim = 1}),
+                        .dtype = DType::kF32,
+                        .token_capacity = kPages * kPageTokens};
+  const auto pool = MakePool(kPages, layout);
+  KvSequence sequence(pool.get());
+  ASSERT_TRUE(sequence.Reserve(kPages * kPageTokens).ok());
+  const auto value = [](int layer, int head, int64_t token) {
+    return static_cast<uint32_t>(((token * 2 + layer) * kHeads + head) * 2654435761U | 1U);
+  };
+  const auto at = [&](int layer, int head, int64_t token, bool v) {
+    const int row = static_cast<int>(token % kPageTokens);
+    return sequence.Page(layer, token / kPageTokens) +
+           (v ? layout.VOffset(layer, head, row) : layout.KOffset(layer, head, row));
+  };
+  std::atomic<int64_t> wrong{0};
+  std::atomic<int64_t> seen{0};
+  const auto read = [&](int64_t first, int64_t step) {
+    for (int64_t done = 0; done < kPages * 2; ++done) {
+      const int64_t block = (first + done * step) % (kPages * 2);
+      const int layer = static_cast<int>(block & 1);
+      const int64_t token = (block >> 1) * kPageTokens + done % kPageTokens;
+      const bool whole = sequence.AllLocal(layer, token, token + 1);
+      for (int head = 0; head < kHeads; ++head) {
+        if (!whole && !sequence.HeadLocal(layer, head, token)) continue;
+        ++seen;
+        uint32_t k, v;
+        std::memcpy(&k, at(layer, head, token, false), 4);
+        std::memcpy(&v, at(layer, head, token, true), 4);
+        if (k != value(layer, head, token) || v != k) ++wrong;
+      }
+    }
+  };
+  const auto write = [&](int head) {
+    for (int64_t i = 0; i < kPages * 2; ++i) {
+      const int64_t block = head == 0 ? i : (i * 99991) % (kPages * 2);
+      const int layer = static_cast<int>(block & 1);
+      const int64_t begin = (block >> 1) * kPageTokens;
+      for (int64_t token = begin; token < begin + kPageTokens; ++token) {
+        const uint32_t word = value(layer, head, token);
+        std::memcpy(at(layer, head, token, false), &word, 4);
+        std::memcpy(at(layer, head, token, true), &word, 4);
+      }
+      sequence.MarkHeadLocal(layer, head, begin, begin + kPageTokens);
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] { write(0); });
+  threads.emplace_back([&] { write(1); });
+  threads.emplace_back([&] { read(0, 1); });
+  threads.emplace_back([&] { read(0, 99991); });
+  for (std::thread& thread : threads) thread.join();
+  read(0, 1);
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GE(seen, kPages * 2 * kHeads);
+  // No token was left behind by two heads that came at the same time.
   EXPECT_TRUE(sequence.AllLocal(0, 0, sequence.capacity()));
   EXPECT_TRUE(sequence.AllLocal(1, 0, sequence.capacity()));
 }

@@ -105,6 +105,47 @@ TEST(KvSequence, PartOfAPageIsKThenVOfEachHead) {
   }
 }
 
+TEST(KvSequence, MarksHeadsAcrossPages) {
+  const auto pool = MakePool(4);
+  KvSequence sequence(pool.get());
+  ASSERT_TRUE(sequence.Reserve(48).ok());
+  sequence.MarkHeadLocal(0, 1, 10, 35);
+  EXPECT_FALSE(sequence.HeadLocal(0, 1, 9));
+  EXPECT_TRUE(sequence.HeadLocal(0, 1, 10));
+  EXPECT_TRUE(sequence.HeadLocal(0, 1, 34));
+  EXPECT_FALSE(sequence.HeadLocal(0, 1, 35));
+  EXPECT_FALSE(sequence.HeadLocal(0, 0, 20));
+  sequence.MarkHeadLocal(0, 0, 0, 48);
+  sequence.MarkHeadLocal(0, 2, 0, 48);
+  EXPECT_FALSE(sequence.AllLocal(0, 9, 11));
+  EXPECT_TRUE(sequence.AllLocal(0, 10, 35));
+}
+
+TEST(KvSequence, SegmentsOfAHeadAreItsRowsOfKThenOfVPageByPage) {
+  const auto pool = MakePool(8);
+  KvSequence sequence(pool.get());
+  ASSERT_TRUE(sequence.Reserve(64).ok());
+  const KvLayout& kv = pool->layout();
+  const auto segments = sequence.Segments(1, 1, 14, 33);
+  // Layer 1: 2 heads of 8 bf16 values; head 1 is the last of a page's K and of its V.
+  const int64_t row = kv.RowBytes(1);
+  ASSERT_EQ(row, 16);
+  struct Want {
+    int64_t page;
+    bool v;
+    int first, tokens;
+  };
+  const std::vector<Want> want = {{0, false, 14, 2}, {0, true, 14, 2}, {1, false, 0, 16},
+                                  {1, true, 0, 16},  {2, false, 0, 1}, {2, true, 0, 1}};
+  ASSERT_EQ(segments.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    const auto& [page, v, first, tokens] = want[i];
+    EXPECT_EQ(segments[i].data(),
+              sequence.Page(1, page) + (v ? kv.VOffset(1, 1, first) : kv.KOffset(1, 1, first)));
+    EXPECT_EQ(segments[i].size(), static_cast<size_t>(tokens * row));
+  }
+}
+
 // The wire format, token by token, as the header words it.
 TEST(KvSequence, SegmentsHoldEveryByteOfTheRangeOnceInWireOrder) {
   const auto pool = MakePool(32);

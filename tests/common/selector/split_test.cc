@@ -86,6 +86,19 @@ TEST(SplitTest, FollowsTheSequencesMask) {
   EXPECT_EQ(split.RemoteRanges(1).size(), 2u);
 }
 
+TEST(SplitTest, AHeadThatCameAloneIsLocalForThatHead) {
+  const auto layout = LayoutOf(2, 2, 4, kv::DType::kBF16, 64);
+  TestSequence sequence(layout, 48, 1);
+  sequence->MarkRemote(1, 0, 48);
+  sequence->MarkHeadLocal(1, 1, 5, 20);
+  Selection s{.first = 0, .length = 48, .kv_heads = 2, .k = 2, .index = {4, 6, 4, 6}};
+  Split split;
+  ASSERT_TRUE(SplitByMask(s, 1, *sequence, split).ok());
+  EXPECT_EQ(split.index, (std::vector<int32_t>{4, 6, 6, 4}));
+  EXPECT_EQ(split.local_count, (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(split.remote_entries, 3);
+}
+
 TEST(SplitTest, ATokenThatNobodyHasIsAnError) {
   const auto layout = LayoutOf(1, 1, 4, kv::DType::kBF16, 64);
   TestSequence sequence(layout, 32, 1);
