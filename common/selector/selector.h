@@ -112,6 +112,9 @@ class KvSelector {
 
   const Options& options() const { return options_; }
   const MetadataLayout& metadata() const { return metadata_; }
+  // A layer's selection is made from queries that its predecessor's input predicts (its own only
+  // where there is no predecessor), so it is known a layer ahead.
+  bool predicts() const { return options_.kind == Kind::kInfiniGen; }
   // Equal on both sides or metadata of one means nothing to the other: kind, options that shape
   // metadata or selection, and the parameters' values.
   uint64_t fingerprint() const { return fingerprint_; }

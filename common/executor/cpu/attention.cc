@@ -1,7 +1,6 @@
 #include "common/executor/cpu/attention.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace smartgen::executor::cpu {
 namespace {
@@ -9,26 +8,7 @@ namespace {
 constexpr int kQueryTile = 64;  // positions a task of RunWhole
 constexpr int kSplitRows = 16;  // positions up to which a job is split by spans as well
 
-int64_t StateFloats(int rows, int padded_dim) {
-  return static_cast<int64_t>(rows) * (padded_dim + 2);
-}
-
-SoftmaxState StateAt(float* memory, int rows, int padded_dim) {
-  float* max = memory + static_cast<int64_t>(rows) * padded_dim;
-  return {.acc = memory, .max = max, .sum = max + rows};
-}
-
 }  // namespace
-
-struct Attention::Geometry {
-  int layer;
-  int group;  // query heads that share a KV head
-  int kv_heads;
-  int dim;
-  int padded_dim;
-  int window;
-  float scale;  // log2(e) / sqrt(dim): scores are powers of two
-};
 
 // Queries [begin, end) of a job against one KV head.
 struct Attention::Task {
@@ -51,25 +31,8 @@ struct Attention::Task {
 Attention::Attention(base::ThreadPool* pool) : pool_(pool), scratch_(pool->size()) {}
 
 void Attention::Run(int layer, int num_heads, std::span<const Job> jobs) {
-  const kv::LayerLayout& l = jobs.front().sequence->layout().layers[layer];
-  const int width = PanelWidth();
-  const Geometry g{.layer = layer,
-                   .group = num_heads / l.kv_heads,
-                   .kv_heads = l.kv_heads,
-                   .dim = l.head_dim,
-                   .padded_dim = (l.head_dim + width - 1) / width * width,
-                   .window = l.window,
-                   .scale = 1.44269504f / std::sqrt(static_cast<float>(l.head_dim))};
-  const int max_rows = kQueryTile * g.group;
-  for (Scratch& s : scratch_) {
-    s.q.Resize(static_cast<int64_t>(max_rows) * g.dim);
-    s.keys.Resize(static_cast<int64_t>(kKeyTile) * g.dim);
-    s.values.Resize(static_cast<int64_t>(kKeyTile) * g.padded_dim);
-    s.total.Resize(StateFloats(max_rows, g.padded_dim));
-    s.span.Resize(StateFloats(max_rows, g.padded_dim));
-    s.begin.resize(max_rows);
-    s.end.resize(max_rows);
-  }
+  const Geometry g = AttentionGeometry::Of(layer, jobs.front().sequence->layout(), num_heads);
+  for (Scratch& s : scratch_) s.Reserve(g, kQueryTile * g.group);
   const bool few =
       std::all_of(jobs.begin(), jobs.end(), [](const Job& job) { return job.rows <= kSplitRows; });
   if (few) {
@@ -169,39 +132,14 @@ void Attention::LoadQueries(const Geometry& g, const Task& task, Scratch& scratc
   }
 }
 
-// Keys [key_begin, key_end) of a tile: both within one tile.
-void Attention::LoadTile(const Geometry& g, const Task& task, int64_t key_begin, int64_t key_end,
-                         Scratch& scratch) {
-  const kv::KvLayout& layout = task.job->sequence->layout();
-  for (int64_t key = key_begin; key < key_end;) {
-    const int64_t page_index = key / kv::kPageTokens;
-    const int token = static_cast<int>(key % kv::kPageTokens);
-    const int count = static_cast<int>(std::min<int64_t>(kv::kPageTokens - token, key_end - key));
-    const std::byte* page = task.job->sequence->Page(g.layer, page_index);
-    const int column = static_cast<int>(key % kKeyTile);
-    TransposeKeys(page + layout.KOffset(g.layer, task.kv_head, token), layout.dtype, count, g.dim,
-                  column, scratch.keys.data());
-    const std::byte* v = page + layout.VOffset(g.layer, task.kv_head, token);
-    float* to = scratch.values.data() + static_cast<int64_t>(column) * g.padded_dim;
-    if (g.dim == g.padded_dim) {
-      LoadKv(v, static_cast<int64_t>(count) * g.dim, layout.dtype, to);
-    } else {
-      for (int i = 0; i < count; ++i, to += g.padded_dim, v += layout.RowBytes(g.layer)) {
-        LoadKv(v, g.dim, layout.dtype, to);
-        std::fill(to + g.dim, to + g.padded_dim, 0.0f);
-      }
-    }
-    key += count;
-  }
-}
-
 void Attention::SpanOf(const Geometry& g, const Task& task, int64_t span, const SoftmaxState& state,
                        Scratch& scratch) {
   const int64_t first_key = std::max(span * kKeySpan, task.FirstKey(g.window));
   const int64_t end_key = std::min((span + 1) * kKeySpan, task.LastPosition() + 1);
   const int positions = task.Positions();
   for (int64_t tile = first_key / kKeyTile * kKeyTile; tile < end_key; tile += kKeyTile) {
-    LoadTile(g, task, std::max(tile, first_key), std::min(tile + kKeyTile, end_key), scratch);
+    LoadTile(g, *task.job->sequence, task.kv_head, std::max(tile, first_key),
+             std::min(tile + kKeyTile, end_key), scratch);
     for (int p = 0; p < positions; ++p) {
       const int64_t position = task.FirstPosition() + p;
       const int64_t from = g.window > 0 ? std::max<int64_t>(0, position - g.window + 1 - tile) : 0;

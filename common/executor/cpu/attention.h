@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/base/thread_pool.h"
+#include "common/executor/cpu/attention_tile.h"
 #include "common/executor/cpu/kernels.h"
 #include "common/executor/cpu/memory.h"
 #include "common/kv/sequence.h"
@@ -33,21 +34,18 @@ class Attention {
   // Each query attends to the layer's keys up to its own position, which must all be there. The
   // result of a query depends on its position, its q and the keys only, bit for bit.
   void Run(int layer, int num_heads, std::span<const Job> jobs);
+  // One a worker; for others between two calls of Run.
+  std::span<TileScratch> scratch() { return scratch_; }
 
  private:
-  struct Geometry;
+  using Geometry = AttentionGeometry;
+  using Scratch = TileScratch;
   struct Task;
-  struct Scratch {
-    FloatBuffer q, keys, values, total, span;
-    std::vector<int32_t> begin, end;
-  };
 
   void RunWhole(const Geometry& g, std::span<const Job> jobs);
   void RunSplit(const Geometry& g, std::span<const Job> jobs);
   void SpanOf(const Geometry& g, const Task& task, int64_t span, const SoftmaxState& state,
               Scratch& scratch);
-  void LoadTile(const Geometry& g, const Task& task, int64_t key_begin, int64_t key_end,
-                Scratch& scratch);
   void LoadQueries(const Geometry& g, const Task& task, Scratch& scratch);
   void StoreRows(const Geometry& g, const Task& task, const SoftmaxState& state);
 

@@ -39,16 +39,30 @@ HWY_INLINE void Transpose4x4(Load&& load, float* HWY_RESTRICT out, int64_t ld) {
 }
 #endif
 
+// Rows of keys: one after the other, or each where its pointer says.
 template <class T>
-HWY_INLINE void TransposeTyped(const T* HWY_RESTRICT k, int tokens, int dim,
-                               float* HWY_RESTRICT out) {
+struct AdjacentRows {
+  const T* first;
+  int dim;
+  HWY_INLINE const T* operator[](int token) const { return first + token * dim; }
+};
+template <class T>
+struct ScatteredRows {
+  const std::byte* const* rows;
+  HWY_INLINE const T* operator[](int token) const {
+    return reinterpret_cast<const T*>(rows[token]);
+  }
+};
+
+template <class T, template <class> class Rows>
+HWY_INLINE void TransposeTyped(const Rows<T> k, int tokens, int dim, float* HWY_RESTRICT out) {
   const auto one = [&](int token, int i) HWY_ATTR {
     if constexpr (sizeof(T) == 4) {
-      return k[token * dim + i];
+      return k[token][i];
     } else {
       const hn::CappedTag<float, 1> d1;
       const hn::Rebind<T, decltype(d1)> t1;
-      return hn::GetLane(hn::PromoteTo(d1, hn::LoadU(t1, k + token * dim + i)));
+      return hn::GetLane(hn::PromoteTo(d1, hn::LoadU(t1, k[token] + i)));
     }
   };
   int t = 0;
@@ -58,7 +72,7 @@ HWY_INLINE void TransposeTyped(const T* HWY_RESTRICT k, int tokens, int dim,
     int i = 0;
     for (; i + 4 <= dim; i += 4) {
       const auto load = [&](int row) HWY_ATTR {
-        const T* from = k + (t + row) * dim + i;
+        const T* from = k[t + row] + i;
         if constexpr (sizeof(T) == 4) {
           return hn::LoadU(d4, from);
         } else {
@@ -80,14 +94,62 @@ HWY_INLINE void TransposeTyped(const T* HWY_RESTRICT k, int tokens, int dim,
 
 void TransposeKeys(const std::byte* k, kv::DType dtype, int tokens, int dim, int column,
                    float* out) {
-  out += column;
+  const auto transpose = [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    TransposeTyped(AdjacentRows<T>{reinterpret_cast<const T*>(k), dim}, tokens, dim, out + column);
+  };
   switch (dtype) {
     case kv::DType::kF32:
-      return TransposeTyped(reinterpret_cast<const float*>(k), tokens, dim, out);
+      return transpose(float());
     case kv::DType::kBF16:
-      return TransposeTyped(reinterpret_cast<const hwy::bfloat16_t*>(k), tokens, dim, out);
+      return transpose(hwy::bfloat16_t());
     case kv::DType::kF16:
-      return TransposeTyped(reinterpret_cast<const hwy::float16_t*>(k), tokens, dim, out);
+      return transpose(hwy::float16_t());
+  }
+}
+
+void GatherKeys(const std::byte* const* rows, kv::DType dtype, int tokens, int dim, float* out) {
+  switch (dtype) {
+    case kv::DType::kF32:
+      return TransposeTyped(ScatteredRows<float>{rows}, tokens, dim, out);
+    case kv::DType::kBF16:
+      return TransposeTyped(ScatteredRows<hwy::bfloat16_t>{rows}, tokens, dim, out);
+    case kv::DType::kF16:
+      return TransposeTyped(ScatteredRows<hwy::float16_t>{rows}, tokens, dim, out);
+  }
+}
+
+template <class T>
+HWY_INLINE void GatherTyped(const std::byte* const* rows, int tokens, int dim, int padded_dim,
+                            float* HWY_RESTRICT out) {
+  const DF d;
+  const hn::CappedTag<float, 1> d1;
+  for (int t = 0; t < tokens; ++t, out += padded_dim) {
+    const T* from = reinterpret_cast<const T*>(rows[t]);
+    const auto copy = [&](auto tag, int i) HWY_ATTR {
+      if constexpr (sizeof(T) == 4) {
+        hn::StoreU(hn::LoadU(tag, from + i), tag, out + i);
+      } else {
+        const hn::Rebind<T, decltype(tag)> narrow;
+        hn::StoreU(hn::PromoteTo(tag, hn::LoadU(narrow, from + i)), tag, out + i);
+      }
+    };
+    int i = 0;
+    for (; i + kLanes <= dim; i += kLanes) copy(d, i);
+    for (; i < dim; ++i) copy(d1, i);
+    for (; i < padded_dim; ++i) out[i] = 0.0f;
+  }
+}
+
+void GatherValues(const std::byte* const* rows, kv::DType dtype, int tokens, int dim,
+                  int padded_dim, float* out) {
+  switch (dtype) {
+    case kv::DType::kF32:
+      return GatherTyped<float>(rows, tokens, dim, padded_dim, out);
+    case kv::DType::kBF16:
+      return GatherTyped<hwy::bfloat16_t>(rows, tokens, dim, padded_dim, out);
+    case kv::DType::kF16:
+      return GatherTyped<hwy::float16_t>(rows, tokens, dim, padded_dim, out);
   }
 }
 
@@ -206,6 +268,8 @@ HWY_AFTER_NAMESPACE();
 namespace smartgen::executor::cpu {
 
 HWY_EXPORT(TransposeKeys);
+HWY_EXPORT(GatherKeys);
+HWY_EXPORT(GatherValues);
 HWY_EXPORT(AttendTile);
 HWY_EXPORT(ResetState);
 HWY_EXPORT(MergeSpan);
@@ -214,6 +278,13 @@ HWY_EXPORT(FinishRow);
 void TransposeKeys(const std::byte* k, kv::DType dtype, int tokens, int dim, int column,
                    float* out) {
   HWY_DYNAMIC_DISPATCH(TransposeKeys)(k, dtype, tokens, dim, column, out);
+}
+void GatherKeys(const std::byte* const* rows, kv::DType dtype, int tokens, int dim, float* out) {
+  HWY_DYNAMIC_DISPATCH(GatherKeys)(rows, dtype, tokens, dim, out);
+}
+void GatherValues(const std::byte* const* rows, kv::DType dtype, int tokens, int dim,
+                  int padded_dim, float* out) {
+  HWY_DYNAMIC_DISPATCH(GatherValues)(rows, dtype, tokens, dim, padded_dim, out);
 }
 void AttendTile(const AttendArgs& args, const SoftmaxState& state) {
   HWY_DYNAMIC_DISPATCH(AttendTile)(args, state);

@@ -18,7 +18,10 @@ CpuExecutor::CpuExecutor(const model::ModelConfig& config, const ExecutorOptions
       pool_(std::move(pool)),
       weights_(std::move(weights)),
       forward_(&config_, weights_.get(), pool_.get()),
-      attention_(pool_.get()) {}
+      attention_(pool_.get()),
+      step_parts_{
+          .config = &config_, .pool = pool_.get(), .forward = &forward_, .attention = &attention_},
+      partial_(pool_.get(), attention_.scratch()) {}
 
 kv::DType CpuExecutor::kv_dtype() const {
   return compute_ == ComputeType::kF32 ? kv::DType::kF32 : kv::DType::kBF16;
@@ -52,10 +55,12 @@ absl::Status CpuExecutor::CheckSequence(const kv::KvSequence* sequence, int64_t 
   return absl::OkStatus();
 }
 
-absl::Status CpuExecutor::CheckLocal(const Row& row, int layer_begin, int layer_end) const {
+absl::Status CpuExecutor::CheckLocal(const Row& row, int layer_begin, int layer_end,
+                                     int64_t from) const {
   for (int layer = layer_begin; layer < layer_end; ++layer) {
     const int window = config_.layers[layer].window;
-    const int64_t first = window > 0 ? std::max<int64_t>(0, row.position + 1 - window) : 0;
+    const int64_t visible = window > 0 ? std::max<int64_t>(0, row.position + 1 - window) : 0;
+    const int64_t first = std::max(visible, from);
     const int64_t missing = row.sequence->FirstNotLocal(layer, first, row.position);
     if (missing == row.position) continue;
     return base::FailedPrecondition(
@@ -106,8 +111,52 @@ absl::Status CpuExecutor::CheckSlot(const DecodeSlot& slot) const {
   if (logits != config_.vocab_size && (!optional || logits != 0)) {
     return base::InvalidArgument("logits: want {} values, got {}", config_.vocab_size, logits);
   }
-  if (slot.read != nullptr) return base::Unimplemented("read: sparse reading is not there yet");
-  return CheckLocal({slot.sequence, slot.position}, slot.layer_begin, end);
+  const Row row{slot.sequence, slot.position};
+  if (slot.read == nullptr) return CheckLocal(row, slot.layer_begin, end);
+  RETURN_IF_ERROR(CheckRead(slot, end));
+  if (slot.read->remote == nullptr) return CheckLocal(row, slot.layer_begin, end);
+  // What is fetched is looked for layer by layer; what is shipped leaves the newer tokens.
+  if (slot.read->ship_end == 0) return absl::OkStatus();
+  return CheckLocal(row, slot.layer_begin, end, slot.read->ship_end);
+}
+
+absl::Status CpuExecutor::CheckRead(const DecodeSlot& slot, int layer_end) const {
+  const SlotRead& read = *slot.read;
+  if (read.ship_end < 0 || read.ship_end > slot.position) {
+    return base::InvalidArgument("read.ship_end: want 0 to the position {}, got {}", slot.position,
+                                 read.ship_end);
+  }
+  if (read.ship_end > 0 && (read.remote == nullptr || read.selector != nullptr)) {
+    return base::InvalidArgument("read.ship_end: {}: query shipping wants a remote and no selector",
+                                 read.ship_end);
+  }
+  if (read.selector == nullptr) return absl::OkStatus();
+  if (read.metadata == nullptr) {
+    return base::InvalidArgument("read.metadata: a selector wants some, got none");
+  }
+  const selector::MetadataLayout& layout = read.selector->metadata();
+  if (&read.metadata->layout() != &layout) {
+    return base::InvalidArgument("read.metadata: was made for another selector");
+  }
+  if (layout.num_layers() != config_.num_layers() || layout.dtype != kv_dtype()) {
+    return base::InvalidArgument("read.selector: want one of {} layers and {} KV, got {} and {}",
+                                 config_.num_layers(), kv::DTypeName(kv_dtype()),
+                                 layout.num_layers(), kv::DTypeName(layout.dtype));
+  }
+  if (read.metadata->token_capacity() <= slot.position) {
+    return base::InvalidArgument("read.metadata: want room for {} tokens, got {}",
+                                 slot.position + 1, read.metadata->token_capacity());
+  }
+  for (int layer = slot.layer_begin; layer < layer_end; ++layer) {
+    // An empty range is complete when the header is there, which the token's own metadata needs.
+    if (read.metadata->Complete(layer, 0, 0) &&
+        read.selector->Ready(layer, *read.metadata, slot.position + 1)) {
+      continue;
+    }
+    return base::FailedPrecondition(
+        "read.metadata: layer {}: the metadata of {} tokens is not complete", layer, slot.position);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CpuExecutor::CheckBatch(std::span<const DecodeSlot> batch) const {
@@ -191,7 +240,7 @@ absl::Status CpuExecutor::Prefill(const PrefillChunk& chunk) {
 
 absl::StatusOr<std::unique_ptr<StepRun>> CpuExecutor::StartStep(std::span<const DecodeSlot> batch) {
   RETURN_IF_ERROR(CheckBatch(batch));
-  return std::make_unique<Step>(&config_, &forward_, &attention_, &step_buffers_, batch);
+  return std::make_unique<Step>(&step_parts_, batch);
 }
 
 absl::Status CpuExecutor::Decode(std::span<const DecodeSlot> batch) {
@@ -200,14 +249,54 @@ absl::Status CpuExecutor::Decode(std::span<const DecodeSlot> batch) {
     return base::InvalidArgument("decode slot {}: read: want none (StartStep takes it)", i);
   }
   RETURN_IF_ERROR(CheckBatch(batch));
-  Step step(&config_, &forward_, &attention_, &step_buffers_, batch);
+  Step step(&step_parts_, batch);
   ASSIGN_OR_RETURN(const StepRun::State state, step.Advance());
   if (state == StepRun::State::kDone) return absl::OkStatus();
   return base::Internal("decode: a step without remote KV waits");
 }
 
-absl::Status CpuExecutor::Attend(std::span<const AttendJob>) {
-  return base::Unimplemented("attend: partial attention is not there yet");
+absl::Status CpuExecutor::CheckJob(const AttendJob& job) const {
+  if (job.layer < 0 || job.layer >= config_.num_layers()) {
+    return base::InvalidArgument("layer: want 0 to {}, got {}", config_.num_layers() - 1,
+                                 job.layer);
+  }
+  if (job.begin < 0 || job.begin > job.end) {
+    return base::InvalidArgument("begin, end: want an ascending range, got [{}, {})", job.begin,
+                                 job.end);
+  }
+  RETURN_IF_ERROR(CheckSequence(job.sequence, job.begin, job.end));
+  const model::LayerConfig& l = config_.layers[job.layer];
+  const auto columns = static_cast<size_t>(QColumns(l));
+  if (job.queries.size() != columns || job.out.size() != columns) {
+    return base::InvalidArgument("queries, out: want {} values, got {} and {}", columns,
+                                 job.queries.size(), job.out.size());
+  }
+  if (static_cast<int>(job.lse.size()) != l.num_heads) {
+    return base::InvalidArgument("lse: want {} values, got {}", l.num_heads, job.lse.size());
+  }
+  const int64_t missing = job.sequence->FirstNotLocal(job.layer, job.begin, job.end);
+  if (missing == job.end) return absl::OkStatus();
+  return base::FailedPrecondition("layer {}: KV of token {} of [{}, {}) is not local", job.layer,
+                                  missing, job.begin, job.end);
+}
+
+absl::Status CpuExecutor::Attend(std::span<const AttendJob> jobs) {
+  std::vector<SelectedAttention::Job> parts;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const AttendJob& job = jobs[i];
+    RETURN_IF_ERROR(base::Annotate(CheckJob(job), fmt::format("attend job {}", i)));
+    parts.push_back({.sequence = job.sequence,
+                     .layer = job.layer,
+                     .num_heads = config_.layers[job.layer].num_heads,
+                     .q = job.queries.data(),
+                     .out = job.out.data(),
+                     .lse = job.lse.data(),
+                     .begin = job.begin,
+                     .end = job.end});
+  }
+  partial_.Start(parts);
+  if (partial_.Run()) return absl::OkStatus();
+  return base::Internal("attend: local jobs wait");
 }
 
 }  // namespace smartgen::executor::cpu

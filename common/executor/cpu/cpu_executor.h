@@ -48,10 +48,13 @@ class CpuExecutor final : public Executor {
   absl::Status CheckChunk(const PrefillChunk& chunk) const;
   absl::Status CheckBatch(std::span<const DecodeSlot> batch) const;
   absl::Status CheckSlot(const DecodeSlot& slot) const;
+  absl::Status CheckRead(const DecodeSlot& slot, int layer_end) const;
+  absl::Status CheckJob(const AttendJob& job) const;
   absl::Status CheckToken(TokenId token) const;
   absl::Status CheckSequence(const kv::KvSequence* sequence, int64_t start, int64_t end) const;
-  // What a query at row.position sees before itself is local in layers [layer_begin, layer_end).
-  absl::Status CheckLocal(const Row& row, int layer_begin, int layer_end) const;
+  // What a query at row.position sees before itself, from token `from` on, is local in layers
+  // [layer_begin, layer_end).
+  absl::Status CheckLocal(const Row& row, int layer_begin, int layer_end, int64_t from = 0) const;
   void ReportLogits(const PrefillChunk& chunk);
 
   const model::ModelConfig config_;
@@ -61,7 +64,8 @@ class CpuExecutor final : public Executor {
   std::unique_ptr<Weights> weights_;
   Forward forward_;
   Attention attention_;
-  StepBufferPool step_buffers_;
+  StepParts step_parts_;
+  SelectedAttention partial_;  // Attend's
   // Prefill's; steps have their own.
   Activations activations_;
   FloatBuffer logits_;

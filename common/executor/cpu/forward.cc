@@ -120,6 +120,31 @@ void Forward::ProjectQkv(int layer, std::span<const Row> rows, bool prefill, Act
   });
 }
 
+void Forward::PredictQueries(int layer, std::span<const int> rows, Activations& a, float* out) {
+  const LayerWeights& w = weights_.layers[layer];
+  const model::LayerConfig& l = config_.layers[layer];
+  const int64_t count = static_cast<int64_t>(rows.size());
+  const int64_t size = config_.hidden_dim;
+  ForRows(pool_, 0, count, [&](int64_t j) {
+    RmsNorm(a.hidden.data() + rows[j] * size, w.attn_norm.data(), config_.norm_eps, size,
+            a.normed.data() + j * size);
+  });
+  matmul_.Run(w.qkv, {.x = a.normed.data(),
+                      .ldx = size,
+                      .rows = count,
+                      .y = out,
+                      .ldy = QColumns(l),
+                      .bias = w.qkv_bias.empty() ? nullptr : w.qkv_bias.data(),
+                      .columns = QColumns(l)});
+  const int64_t angles = static_cast<int64_t>(inverse_frequencies_.size());
+  ForRows(pool_, 0, count, [&](int64_t j) {
+    for (int h = 0; h < l.num_heads; ++h) {
+      Rope(a.cosines.data() + rows[j] * angles, a.sines.data() + rows[j] * angles, l.head_dim,
+           out + j * QColumns(l) + static_cast<int64_t>(h) * l.head_dim);
+    }
+  });
+}
+
 void Forward::FinishLayer(int layer, int64_t row_begin, int64_t row_end, bool prefill,
                           Activations& a) {
   const LayerWeights& w = weights_.layers[layer];

@@ -51,6 +51,10 @@ class Forward {
   void FillRope(std::span<const Row> rows, Activations& a);
   // qkv = q, k, v of all rows after RoPE; K and V go to their pages (nothing is marked).
   void ProjectQkv(int layer, std::span<const Row> rows, bool prefill, Activations& a);
+  // Row j of `out` (leading dimension QColumns) = the layer's queries after RoPE as if hidden row
+  // rows[j] were its input: with the input of the layer before a prediction of them (InfiniGen).
+  // Overwrites normed.
+  void PredictQueries(int layer, std::span<const int> rows, Activations& a, float* out);
   // The layer from attention's output on, for rows [row_begin, row_end) of attended and hidden.
   void FinishLayer(int layer, int64_t row_begin, int64_t row_end, bool prefill, Activations& a);
   // Logits of rows [row_begin, row_end) of hidden into `out` (leading dimension vocab).

@@ -75,6 +75,12 @@ struct SoftmaxState {
 void TransposeKeys(const std::byte* k, kv::DType dtype, int tokens, int dim, int column,
                    float* out);
 
+// The same of `tokens` (up to kKeyTile) rows that lie anywhere: row i to column i, i from 0 on.
+void GatherKeys(const std::byte* const* rows, kv::DType dtype, int tokens, int dim, float* out);
+// Rows of V to out[token][padded_dim], zeros behind each.
+void GatherValues(const std::byte* const* rows, kv::DType dtype, int tokens, int dim,
+                  int padded_dim, float* out);
+
 struct AttendArgs {
   const float* q;  // rows x dim, already scaled by log2(e) / sqrt(dim)
   int rows;

@@ -53,6 +53,15 @@ MatMul::MatMul(base::ThreadPool* pool) : pool_(pool), scratch_(pool->size()) {
   }
 }
 
+int MatMul::Panels(const Matrix& matrix, const Args& args) {
+  const std::span<const Matrix::Panel> panels = matrix.panels();
+  if (args.columns <= 0) return static_cast<int>(panels.size());
+  // A part begins with a panel of its own.
+  int count = 0;
+  while (count < static_cast<int>(panels.size()) && panels[count].column < args.columns) ++count;
+  return count;
+}
+
 void MatMul::Run(const Matrix& matrix, const Args& args) {
   if (args.rows <= kMaxGemvRows) {
     RunFew(matrix, args);
@@ -102,7 +111,7 @@ void MatMul::RunFast(const Matrix& matrix, const Args& args) {
 void MatMul::RunFew(const Matrix& matrix, const Args& args) {
   const Output output{matrix, args};
   const int width = PanelWidth();
-  const int panels = static_cast<int>(matrix.panels().size());
+  const int panels = Panels(matrix, args);
   const bool pairs = args.then == Then::kSwiGlu;
   // A task is a whole number of pairs, small enough to balance, large enough to be worth handing
   // out.
@@ -134,7 +143,7 @@ void MatMul::RunFew(const Matrix& matrix, const Args& args) {
 }
 
 void MatMul::RunMany(const Matrix& matrix, const Args& args) {
-  const int panels = static_cast<int>(matrix.panels().size());
+  const int panels = Panels(matrix, args);
   const int64_t row_blocks = (args.rows + kRowBlock - 1) / kRowBlock;
   // Equal blocks rather than full ones and a rest.
   const int64_t block = (args.rows + row_blocks - 1) / row_blocks;

@@ -75,6 +75,8 @@ class MatMul {
     int64_t ldy = 0;
     Then then = Then::kStore;
     const float* bias = nullptr;  // columns values, or null
+    // Run, > 0: only the first so many columns, those of the matrix's first part or parts.
+    int64_t columns = 0;
   };
 
   explicit MatMul(base::ThreadPool* pool);
@@ -89,6 +91,7 @@ class MatMul {
     FloatBuffer weights;   // [kKBlock][panel width]
     FloatBuffer products;  // [rows][2 * panel width], or a group's of oneDNN
   };
+  static int Panels(const Matrix& matrix, const Args& args);
   void RunFew(const Matrix& matrix, const Args& args);
   void RunMany(const Matrix& matrix, const Args& args);
   void ManyTask(const Matrix& matrix, const Args& args, int64_t row_begin, int rows,
