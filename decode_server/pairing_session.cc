@@ -126,14 +126,14 @@ std::shared_ptr<transfer::TransferReceiver> PairingSession::MakeReceiver(
         .Add();
   };
   events.on_damaged = [weak = weak_from_this()](const base::TransferId& id,
-                                                const transfer::LayerRange& range) {
+                                                std::span<const transfer::LayerRange> ranges) {
     const auto self = weak.lock();
     if (self == nullptr) return;
     self->context_->metrics->GetCounter("fallback_total", {{"reason", "kv_damaged"}}).Add();
     SMARTGEN_LOG(warn, "transfer",
                  "KV from {} was damaged on the way (layer {}, tokens {} to {}): fetching it again",
-                 self->address_, range.layer, range.begin, range.end);
-    self->Fetch(id, {&range, 1});
+                 self->address_, ranges.front().layer, ranges.front().begin, ranges.back().end);
+    self->Fetch(id, ranges);
   };
   events.on_closed = [weak = weak_from_this()](const absl::Status& reason) {
     if (const auto self = weak.lock()) {

@@ -25,14 +25,18 @@ absl::Status RemoteAttempt::Begin(const AttemptSpec& spec) {
   // event.
   if (spec.max_tokens > 1) {
     const auto weak = weak_from_this();
-    RETURN_IF_ERROR(receiver_->Begin(
-        id_, spec.sequence, spec.decode_cached_tokens, static_cast<int64_t>(spec.tokens.size()),
-        [weak](int) {
-          if (const auto self = weak.lock()) self->OnLayer();
-        },
-        [weak] {
-          if (const auto self = weak.lock()) self->OnComplete();
-        }));
+    RETURN_IF_ERROR(receiver_->Begin({.id = id_,
+                                      .sequence = spec.sequence,
+                                      .begin = spec.decode_cached_tokens,
+                                      .end = static_cast<int64_t>(spec.tokens.size()),
+                                      .on_layer =
+                                          [weak](int) {
+                                            if (const auto self = weak.lock()) self->OnLayer();
+                                          },
+                                      .on_complete =
+                                          [weak] {
+                                            if (const auto self = weak.lock()) self->OnComplete();
+                                          }}));
   }
   const absl::Status registered = session_->Register(id_, shared_from_this());
   if (!registered.ok()) receiver_->End(id_);

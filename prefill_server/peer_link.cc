@@ -221,11 +221,15 @@ absl::Status PeerLink::Begin(const base::TransferId& id, std::shared_ptr<kv::KvS
                              int64_t begin, int64_t end) {
   const auto sending = sender();
   if (sending == nullptr || !up()) return base::Unavailable("the decode instance is not paired");
-  return sending->Begin(
-      id, std::move(sequence), begin, end,
-      [self = weak_from_this(), id, begun = context_.clock->Now()](const absl::Status& status) {
-        if (const auto link = self.lock()) link->OnSent(id, begun, status);
-      });
+  return sending->Begin({.id = id,
+                         .sequence = std::move(sequence),
+                         .begin = begin,
+                         .end = end,
+                         .full = true,
+                         .on_sent = [self = weak_from_this(), id,
+                                     begun = context_.clock->Now()](const absl::Status& status) {
+                           if (const auto link = self.lock()) link->OnSent(id, begun, status);
+                         }});
 }
 
 void PeerLink::OnSent(const base::TransferId& id, base::TimePoint begun,
@@ -242,7 +246,7 @@ void PeerLink::OnSent(const base::TransferId& id, base::TimePoint begun,
 absl::Status PeerLink::LayerReady(const base::TransferId& id, const transfer::LayerRange& range) {
   const auto sending = sender();
   if (sending == nullptr) return base::Unavailable("the decode instance is not paired");
-  return sending->LayerReady(id, transfer::Path::kFull, range);
+  return sending->LayerReady(id, range);
 }
 
 void PeerLink::End(const base::TransferId& id) {
@@ -250,11 +254,14 @@ void PeerLink::End(const base::TransferId& id) {
   if (sending == nullptr) return;
   const transfer::SenderStats stats = sending->stats(id);
   if (stats.messages > 0) {
-    context_.metrics->GetCounter("transfer_bytes_total", {{"path", "full"}, {"direction", "sent"}})
-        .Add(static_cast<double>(stats.bytes - stats.resent_bytes));
-    context_.metrics
-        ->GetCounter("transfer_bytes_total", {{"path", "ondemand"}, {"direction", "sent"}})
-        .Add(static_cast<double>(stats.resent_bytes));
+    auto by_path = stats.bytes_by_path;
+    by_path[transfer::Path::kOnDemand] += stats.resent_bytes;
+    for (const auto& [path, bytes] : by_path) {
+      context_.metrics
+          ->GetCounter("transfer_bytes_total",
+                       {{"path", transfer::PathName(path)}, {"direction", "sent"}})
+          .Add(static_cast<double>(bytes));
+    }
     context_.metrics->GetHistogram("transfer_segments")
         .Observe(static_cast<double>(stats.segments));
   }

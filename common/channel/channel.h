@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
 
@@ -73,6 +74,13 @@ struct ChannelStats {
   uint64_t queued_bytes = 0;  // accepted by Send, not yet handed to the network
 };
 
+// What the transport has seen of the way to the peer. Zeros: it cannot tell.
+struct LinkInfo {
+  uint64_t acked_bytes = 0;  // of ours that the peer's system has acknowledged, all lanes together
+  base::TimePoint at;        // when that was so
+  double min_rtt_seconds = 0;
+};
+
 class Channel {
  public:
   virtual ~Channel() = default;
@@ -82,7 +90,14 @@ class Channel {
   // Drops queued messages of `tag` that have not begun (their on_done gets Cancelled). Returns how
   // many.
   virtual int64_t CancelTag(uint64_t tag) = 0;
+  // Of this lane at most so many bytes are on the way at any time: handed to the network and not
+  // yet acknowledged by the peer's system (what waits in a queue of the path counts). 0: no limit.
+  // Lanes below wait as well while a lane is at its limit. From now on; what is out already stays
+  // out.
+  virtual void LimitInFlight(Lane lane, uint64_t bytes) = 0;
   virtual ChannelStats stats() const = 0;
+  // Up to a few milliseconds old while bytes are going out. Cheap.
+  virtual LinkInfo link_info() const = 0;
   // Asynchronous; the Receiver gets OnClosed, queued messages their on_done with `reason`.
   virtual void Close(const absl::Status& reason) = 0;
   virtual std::string_view transport() const = 0;  // "tcp"

@@ -376,6 +376,10 @@ class FaultChannelImpl final : public FaultChannel {
   absl::Status Send(OutMessage message) override { return link_->Send(std::move(message)); }
   int64_t CancelTag(uint64_t tag) override { return link_->CancelTag(tag); }
   ChannelStats stats() const override { return link_->Stats(); }
+  void LimitInFlight(Lane lane, uint64_t bytes) override {
+    link_->inner().LimitInFlight(lane, bytes);
+  }
+  LinkInfo link_info() const override { return link_->inner().link_info(); }
   void Close(const absl::Status& reason) override { link_->Close(reason); }
   std::string_view transport() const override { return link_->inner().transport(); }
   std::string peer() const override { return link_->inner().peer(); }

@@ -3,6 +3,7 @@
 
 #include "common/base/hash.h"
 #include "common/base/mutex.h"
+#include "common/transfer/arrival.h"
 #include "common/transfer/transfer.h"
 
 namespace smartgen::transfer {
@@ -11,14 +12,13 @@ namespace {
 using channel::Lane;
 using channel::Placement;
 
-// What a transfer waits for. Guarded by the receiver's mutex.
+// Of a message that repeats more than this the missing rest is not worth the memory: it is refused,
+// and Missing finds the rest.
+constexpr uint64_t kMaxScratchBytes = 64 << 20;
+
+// What a transfer waits for. Guarded by the receiver's mutex, but for the spec's callbacks.
 struct Incoming {
-  base::TransferId id;
-  std::shared_ptr<kv::KvSequence> sequence;
-  int64_t begin = 0;
-  int64_t end = 0;
-  std::function<void(int)> on_progress;
-  std::function<void()> on_complete;
+  ReceiveSpec spec;  // the sequence is null after End
   // By layer: the first token that is not known to be local. Completion is counted in tokens, never
   // in messages, which may be cut anyhow and come twice.
   std::vector<int64_t> local_until;
@@ -30,25 +30,10 @@ struct Incoming {
 // A payload under way. Keeps the pages, whatever becomes of the transfer.
 struct UnderWay {
   std::shared_ptr<Incoming> transfer;
-  std::shared_ptr<kv::KvSequence> sequence;
   WireHead head;
-
-  LayerRange range() const {
-    return {
-        .layer = static_cast<int>(head.layer), .begin = head.token_begin, .end = head.token_end};
-  }
+  std::unique_ptr<Arrival> arrival;  // KV
+  std::vector<std::byte> bytes;      // or what is handed on as it is
 };
-
-// True if both would write to one page's tokens. Sequences may share pages.
-bool SameBytes(const UnderWay& a, const UnderWay& b) {
-  if (a.head.layer != b.head.layer || a.sequence->pool() != b.sequence->pool()) return false;
-  const int64_t begin = std::max(a.head.token_begin, b.head.token_begin);
-  const int64_t end = std::min(a.head.token_end, b.head.token_end);
-  for (int64_t page = begin / kv::kPageTokens; page * kv::kPageTokens < end; ++page) {
-    if (a.sequence->pages()[page] == b.sequence->pages()[page] && begin < end) return true;
-  }
-  return false;
-}
 
 bool ChecksumMatches(const WireHead& head, const Placement& placement) {
   if ((head.flags & kFlagChecksum) == 0) return true;
@@ -61,9 +46,7 @@ class ReceiverImpl final : public TransferReceiver {
  public:
   ReceiverImpl(Options options, Events events) : options_(options), events_(std::move(events)) {}
 
-  absl::Status Begin(const base::TransferId& id, std::shared_ptr<kv::KvSequence> sequence,
-                     int64_t begin, int64_t end, std::function<void(int)> on_progress,
-                     std::function<void()> on_complete) override;
+  absl::Status Begin(ReceiveSpec spec) override;
   void End(const base::TransferId& id) override;
   std::vector<LayerRange> Missing(const base::TransferId& id) const override;
   ReceiverStats stats(const base::TransferId& id) const override;
@@ -82,17 +65,18 @@ class ReceiverImpl final : public TransferReceiver {
   };
   using Callbacks = std::vector<LayerDone>;
 
-  absl::Status Refuse(Refusal refusal, uint64_t bytes, const absl::Status& why) {
+  void Count(Refusal refusal, uint64_t bytes) const {
     if (events_.on_refused) events_.on_refused(refusal, bytes);
-    return why;
   }
-  // Says in `refusal` what is wrong with a message that does not fit its transfer.
-  absl::Status CheckPlace(const UnderWay& message, uint64_t payload_bytes, Refusal* refusal)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<std::shared_ptr<UnderWay>> Admit(const WireHead& head, uint64_t payload_bytes,
-                                                  Refusal* refusal);
   absl::Status CheckHead(const WireHead& head, Refusal* refusal) const;
+  // Says in `refusal` what is wrong with a message that does not fit its transfer.
+  static absl::Status CheckPlace(const Incoming& transfer, const WireHead& head,
+                                 uint64_t payload_bytes, Refusal* refusal);
+  absl::StatusOr<std::shared_ptr<UnderWay>> Admit(WireHead head, uint64_t payload_bytes,
+                                                  Refusal* refusal);
+  absl::Status AdmitKv(UnderWay& message, Refusal* refusal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Accept(const UnderWay& message, Callbacks* callbacks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HandOn(Lane lane, UnderWay& message, const Callbacks& callbacks);
   bool Ended(const Incoming& transfer) const {
     base::MutexLock lock(mutex_);
     return transfer.ended;
@@ -108,37 +92,32 @@ class ReceiverImpl final : public TransferReceiver {
   std::vector<std::shared_ptr<UnderWay>> under_way_ ABSL_GUARDED_BY(mutex_);
 };
 
-absl::Status ReceiverImpl::Begin(const base::TransferId& id,
-                                 std::shared_ptr<kv::KvSequence> sequence, int64_t begin,
-                                 int64_t end, std::function<void(int)> on_progress,
-                                 std::function<void()> on_complete) {
-  if (begin < 0 || begin >= end || end > sequence->capacity() || end > UINT32_MAX) {
+absl::Status ReceiverImpl::Begin(ReceiveSpec spec) {
+  const auto& [begin, end] = std::pair(spec.begin, spec.end);
+  if (begin < 0 || begin >= end || end > spec.sequence->capacity() || end > UINT32_MAX) {
     return base::InvalidArgument("transfer {}: tokens [{}, {}): the sequence has room for {}",
-                                 id.ToString(), begin, end, sequence->capacity());
+                                 spec.id.ToString(), begin, end, spec.sequence->capacity());
   }
-  const int layers = sequence->layout().num_layers();
+  const int layers = spec.sequence->layout().num_layers();
   auto transfer = std::make_shared<Incoming>();
-  transfer->id = id;
-  transfer->begin = begin;
-  transfer->end = end;
-  transfer->on_progress = std::move(on_progress);
-  transfer->on_complete = std::move(on_complete);
+  transfer->spec = std::move(spec);
   transfer->layers_left = layers;
-  transfer->sequence = std::move(sequence);
+  const base::TransferId& id = transfer->spec.id;
+  kv::KvSequence& sequence = *transfer->spec.sequence;
   base::MutexLock lock(mutex_);
   if (transfers_.contains(id)) {
     return base::AlreadyExists("transfer {} is being received already", id.ToString());
   }
   for (int layer = 0; layer < layers; ++layer) {
-    const int64_t local_until = transfer->sequence->FirstNotLocal(layer, begin, end);
+    const int64_t local_until = sequence.FirstNotLocal(layer, begin, end);
     if (local_until == end) {
       return base::FailedPrecondition("transfer {}: layer {}: tokens [{}, {}) are local already",
                                       id.ToString(), layer, begin, end);
     }
     transfer->local_until.push_back(local_until);
   }
-  for (int layer = 0; layer < layers; ++layer) transfer->sequence->MarkRemote(layer, begin, end);
-  transfers_.emplace(id, std::move(transfer));
+  for (int layer = 0; layer < layers; ++layer) sequence.MarkRemote(layer, begin, end);
+  transfers_.emplace(id, transfer);
   return absl::OkStatus();
 }
 
@@ -151,7 +130,7 @@ void ReceiverImpl::End(const base::TransferId& id) {
   transfer = std::move(it->second);
   transfers_.erase(it);
   transfer->ended = true;
-  sequence = std::move(transfer->sequence);
+  sequence = std::move(transfer->spec.sequence);
 }
 
 std::vector<LayerRange> ReceiverImpl::Missing(const base::TransferId& id) const {
@@ -163,8 +142,8 @@ std::vector<LayerRange> ReceiverImpl::Missing(const base::TransferId& id) const 
   const int layers = static_cast<int>(transfer.local_until.size());
   for (int layer = 0; layer < layers; ++layer) {
     LayerRange run{.layer = layer};
-    for (int64_t token = transfer.local_until[layer]; token < transfer.end; ++token) {
-      if (transfer.sequence->AllLocal(layer, token, token + 1)) continue;
+    for (int64_t token = transfer.local_until[layer]; token < transfer.spec.end; ++token) {
+      if (transfer.spec.sequence->AllLocal(layer, token, token + 1)) continue;
       if (run.end != token || run.begin == run.end) {
         if (run.begin < run.end) missing.push_back(run);
         run.begin = token;
@@ -203,42 +182,57 @@ absl::Status ReceiverImpl::CheckHead(const WireHead& head, Refusal* refusal) con
   return absl::OkStatus();
 }
 
-absl::Status ReceiverImpl::CheckPlace(const UnderWay& message, uint64_t payload_bytes,
-                                      Refusal* refusal) {
-  const WireHead& head = message.head;
-  Incoming& transfer = *message.transfer;
-  const kv::KvLayout& layout = message.sequence->layout();
+absl::Status ReceiverImpl::CheckPlace(const Incoming& transfer, const WireHead& head,
+                                      uint64_t payload_bytes, Refusal* refusal) {
+  const ReceiveSpec& spec = transfer.spec;
+  const kv::KvLayout& layout = spec.sequence->layout();
   *refusal = Refusal::kOutOfRange;
-  if (head.layer >= static_cast<uint32_t>(layout.num_layers()) ||
-      head.token_begin < transfer.begin || head.token_end > transfer.end) {
-    return base::OutOfRange("transfer {}: layer {} of {}, tokens [{}, {}) of [{}, {})",
-                            transfer.id.ToString(), head.layer, layout.num_layers(),
-                            head.token_begin, head.token_end, transfer.begin, transfer.end);
+  if (head.layer >= static_cast<uint32_t>(layout.num_layers())) {
+    return base::OutOfRange("transfer {}: layer {} of {}", spec.id.ToString(), head.layer,
+                            layout.num_layers());
   }
-  const LayerRange range = message.range();
-  const uint64_t want =
-      static_cast<uint64_t>((range.end - range.begin) * layout.TokenBytes(range.layer));
+  const int layer = static_cast<int>(head.layer);
+  const int heads = layout.layers[layer].kv_heads;
+  uint64_t want = 0;
+  for (const WireRange& range : head.ranges) {
+    if (range.begin < spec.begin || range.end() > spec.sequence->capacity() ||
+        range.first_head + range.head_count > heads) {
+      return base::OutOfRange(
+          "transfer {}: layer {}, tokens [{}, {}) of [{}, {}), KV heads from {} on: {} of {}",
+          spec.id.ToString(), layer, range.begin, range.end(), spec.begin,
+          spec.sequence->capacity(), range.first_head, range.head_count, heads);
+    }
+    const int count = range.head_count == 0 ? heads : range.head_count;
+    want += static_cast<uint64_t>(range.count * (layout.TokenBytes(layer) / heads) * count);
+  }
+  if (IsOpaque(head.path)) want = head.payload_bytes;
   if (head.payload_bytes != want || payload_bytes != want) {
-    return base::OutOfRange("transfer {}: layer {}, tokens [{}, {}): want {} bytes, came {}",
-                            transfer.id.ToString(), range.layer, range.begin, range.end, want,
-                            payload_bytes);
+    return base::OutOfRange("transfer {}: layer {}, {} ranges: want {} bytes, came {}",
+                            spec.id.ToString(), layer, head.ranges.size(), want, payload_bytes);
   }
-  *refusal = Refusal::kDuplicate;
-  // A reader may be at any local token already, so that not one may be written again. And never
-  // two writers.
-  bool taken = std::any_of(under_way_.begin(), under_way_.end(),
-                           [&](const auto& other) { return SameBytes(*other, message); });
-  for (int64_t token = range.begin; token < range.end && !taken; ++token) {
-    taken = message.sequence->AllLocal(range.layer, token, token + 1);
-  }
-  if (!taken) return absl::OkStatus();
-  transfer.stats.duplicate_bytes += payload_bytes;
-  return base::AlreadyExists("transfer {}: layer {}, tokens [{}, {}): here already, or on the way",
-                             transfer.id.ToString(), range.layer, range.begin, range.end);
+  return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<UnderWay>> ReceiverImpl::Admit(const WireHead& head,
-                                                              uint64_t payload_bytes,
+absl::Status ReceiverImpl::AdmitKv(UnderWay& message, Refusal* refusal) {
+  Incoming& transfer = *message.transfer;
+  std::vector<const Arrival*> others;
+  for (const auto& other : under_way_) {
+    if (other->arrival != nullptr) others.push_back(other->arrival.get());
+  }
+  message.arrival = std::make_unique<Arrival>(
+      transfer.spec.sequence, static_cast<int>(message.head.layer), message.head.ranges, others);
+  const uint64_t duplicate = message.arrival->duplicate_bytes();
+  if (duplicate < message.head.payload_bytes && duplicate <= kMaxScratchBytes) {
+    return absl::OkStatus();
+  }
+  *refusal = Refusal::kDuplicate;
+  transfer.stats.duplicate_bytes += duplicate;
+  return base::AlreadyExists(
+      "transfer {}: layer {}: {} of {} bytes are here already, or on the way",
+      transfer.spec.id.ToString(), message.head.layer, duplicate, message.head.payload_bytes);
+}
+
+absl::StatusOr<std::shared_ptr<UnderWay>> ReceiverImpl::Admit(WireHead head, uint64_t payload_bytes,
                                                               Refusal* refusal) {
   RETURN_IF_ERROR(CheckHead(head, refusal));
   base::MutexLock lock(mutex_);
@@ -247,76 +241,111 @@ absl::StatusOr<std::shared_ptr<UnderWay>> ReceiverImpl::Admit(const WireHead& he
     *refusal = Refusal::kUnknownTransfer;
     return base::NotFound("transfer {}: none", head.transfer_id.ToString());
   }
-  auto message = std::make_shared<UnderWay>(
-      UnderWay{.transfer = it->second, .sequence = it->second->sequence, .head = head});
-  RETURN_IF_ERROR(CheckPlace(*message, payload_bytes, refusal));
+  RETURN_IF_ERROR(CheckPlace(*it->second, head, payload_bytes, refusal));
+  auto message = std::make_shared<UnderWay>();
+  message->transfer = it->second;
+  message->head = std::move(head);
+  if (IsOpaque(message->head.path)) {
+    message->bytes.resize(payload_bytes);
+  } else {
+    RETURN_IF_ERROR(AdmitKv(*message, refusal));
+  }
   under_way_.push_back(message);
   return message;
 }
 
 absl::StatusOr<Placement> ReceiverImpl::OnHead(Lane /*lane*/, std::span<const std::byte> bytes,
                                                uint64_t payload_bytes) {
-  const absl::StatusOr<WireHead> head = DecodeWireHead(bytes);
-  if (!head.ok()) return Refuse(Refusal::kMalformed, payload_bytes, head.status());
+  absl::StatusOr<WireHead> head = DecodeWireHead(bytes);
   Refusal refusal = Refusal::kMalformed;
-  const auto message = Admit(*head, payload_bytes, &refusal);
-  if (!message.ok()) return Refuse(refusal, payload_bytes, message.status());
-  const LayerRange range = (*message)->range();
-  return Placement{.segments = (*message)->sequence->Segments(range.layer, range.begin, range.end),
-                   .owner = *message};
+  if (!head.ok()) {
+    Count(refusal, payload_bytes);
+    return head.status();
+  }
+  const auto message = Admit(*std::move(head), payload_bytes, &refusal);
+  if (!message.ok()) {
+    Count(refusal, payload_bytes);
+    return message.status();
+  }
+  Placement placement{.owner = *message};
+  if ((*message)->arrival == nullptr) {
+    placement.segments.emplace_back((*message)->bytes);
+    return placement;
+  }
+  placement.segments = (*message)->arrival->Segments();
+  if (const uint64_t duplicate = (*message)->arrival->duplicate_bytes(); duplicate > 0) {
+    Count(Refusal::kDuplicate, duplicate);
+  }
+  return placement;
 }
 
 void ReceiverImpl::Advance(const std::shared_ptr<Incoming>& transfer, int layer,
                            Callbacks* callbacks) {
   if (layer >= static_cast<int>(transfer->local_until.size())) return;
   int64_t& until = transfer->local_until[layer];
-  if (until == transfer->end) return;
-  until = transfer->sequence->FirstNotLocal(layer, until, transfer->end);
-  if (until < transfer->end) return;
+  const int64_t end = transfer->spec.end;
+  if (until == end) return;
+  until = transfer->spec.sequence->FirstNotLocal(layer, until, end);
+  if (until < end) return;
   const bool complete = --transfer->layers_left == 0;
   callbacks->push_back({.transfer = transfer, .layer = layer, .complete = complete});
 }
 
 void ReceiverImpl::Accept(const UnderWay& message, Callbacks* callbacks) {
-  const LayerRange range = message.range();
-  message.sequence->MarkLocal(range.layer, range.begin, range.end);
-  message.transfer->stats.bytes += message.head.payload_bytes;
-  message.transfer->stats.bytes_by_path[message.head.path] += message.head.payload_bytes;
-  // Others may share the pages.
-  for (const auto& [id, transfer] : transfers_) Advance(transfer, range.layer, callbacks);
+  ReceiverStats& stats = message.transfer->stats;
+  uint64_t bytes = message.head.payload_bytes;
+  if (message.arrival != nullptr) {
+    message.arrival->Mark();
+    stats.duplicate_bytes += message.arrival->duplicate_bytes();
+    bytes -= message.arrival->duplicate_bytes();
+    // Others may share the pages.
+    for (const auto& [id, transfer] : transfers_) {
+      Advance(transfer, message.arrival->layer(), callbacks);
+    }
+  }
+  stats.bytes += bytes;
+  stats.bytes_by_path[message.head.path] += bytes;
 }
 
-void ReceiverImpl::OnPayload(Lane /*lane*/, std::span<const std::byte> /*bytes*/,
-                             Placement placement) {
+void ReceiverImpl::HandOn(Lane lane, UnderWay& message, const Callbacks& callbacks) {
+  const ReceiveSpec& spec = message.transfer->spec;
+  const int layer = static_cast<int>(message.head.layer);
+  if (message.head.path == Path::kHandover) {
+    if (spec.on_reply) spec.on_reply(message.head.step, layer, std::move(message.bytes));
+  } else if (message.head.path == Path::kMetadata) {
+    if (spec.on_metadata) {
+      spec.on_metadata(layer, message.head.token_begin, message.head.token_end,
+                       (message.head.flags & kFlagHeader) != 0, std::move(message.bytes));
+    }
+  } else if (lane == Lane::kOnDemand && spec.on_arrival) {
+    spec.on_arrival();
+  }
+  for (const LayerDone& done : callbacks) {
+    const ReceiveSpec& of = done.transfer->spec;
+    if (!Ended(*done.transfer) && of.on_layer) of.on_layer(done.layer);
+    if (done.complete && !Ended(*done.transfer) && of.on_complete) of.on_complete();
+  }
+}
+
+void ReceiverImpl::OnPayload(Lane lane, std::span<const std::byte> /*bytes*/, Placement placement) {
   const auto message = std::static_pointer_cast<UnderWay>(placement.owner);
   const bool intact = ChecksumMatches(message->head, placement);
   Callbacks callbacks;
-  bool damaged = false;
+  bool live = false;
   {
     base::MutexLock lock(mutex_);
     std::erase(under_way_, message);
-    if (!message->transfer->ended) {
-      if (intact) {
-        Accept(*message, &callbacks);
-      } else {
-        ++message->transfer->stats.corrupt_messages;
-        damaged = true;
-      }
-    }
+    live = !message->transfer->ended;
+    if (live && intact) Accept(*message, &callbacks);
+    if (live && !intact) ++message->transfer->stats.corrupt_messages;
   }
-  if (!intact && events_.on_refused) {
-    events_.on_refused(Refusal::kCorrupt, message->head.payload_bytes);
+  if (intact) {
+    if (live) HandOn(lane, *message, callbacks);
+    return;
   }
-  if (damaged && events_.on_damaged) {
-    events_.on_damaged(message->head.transfer_id, message->range());
-  }
-  for (const LayerDone& done : callbacks) {
-    if (!Ended(*done.transfer) && done.transfer->on_progress) {
-      done.transfer->on_progress(done.layer);
-    }
-    if (done.complete && !Ended(*done.transfer) && done.transfer->on_complete) {
-      done.transfer->on_complete();
-    }
+  Count(Refusal::kCorrupt, message->head.payload_bytes);
+  if (live && message->arrival != nullptr && events_.on_damaged) {
+    events_.on_damaged(message->head.transfer_id, message->arrival->ranges());
   }
 }
 

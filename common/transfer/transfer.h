@@ -1,6 +1,6 @@
 // Both ends of a KV transfer over a Channel. TransferSender stands in prefilld, TransferReceiver in
 // decoded; each serves all transfers of one pairing. What travels beside the bytes (fetch requests,
-// acknowledgements, aborts) goes over the control stream, which the daemons own: see
+// credits, acknowledgements, aborts) goes over the control stream, which the daemons own: see
 // proto/transfer.proto.
 //
 // Thread-safe. No call blocks.
@@ -12,9 +12,13 @@
 #include <span>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/channel/channel.h"
+#include "common/kv/remote_kv.h"
 #include "common/kv/sequence.h"
+#include "common/transfer/plan.h"
+#include "common/transfer/window.h"
 #include "common/transfer/wire.h"
 
 namespace smartgen::transfer {
@@ -29,45 +33,99 @@ struct LayerRange {
 
 struct SenderStats {
   uint64_t bytes = 0;         // payload handed to the network, re-sends included
-  uint64_t resent_bytes = 0;  // of these, by Resend
+  uint64_t resent_bytes = 0;  // of these, what had been handed out before (Resend, Fetch again)
   uint64_t messages = 0;
   uint64_t segments = 0;
+  // Re-sends left out: over the KV paths the sum is the prompt's KV, and what was born, when all is
+  // sent.
+  std::map<Path, uint64_t> bytes_by_path;
   bool failed = false;  // a message could not go out
 };
 
+// One transfer, as the prefill side plans it.
+struct SendSpec {
+  base::TransferId id;
+  std::shared_ptr<kv::KvSequence> sequence;  // pinned until End
+  // Prompt tokens that the other side lacks, in all layers.
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool full = false;  // the background's bytes count as Path::kFull
+  // Blocks (over `end` tokens: relative blocks of the whole prompt), most important first. Blocks
+  // that it does not name follow, layer by layer. Empty: layer-complete, the lowest layer first,
+  // each from the first token on.
+  std::vector<BlockId> order;
+  int64_t pushed = -1;       // only so many of `order` may go before PromptDone (path 1); -1: all
+  bool deliver_rest = true;  // false: what is beyond `pushed` goes only when fetched
+  bool credits = false;      // after PromptDone the background needs Credit
+  // Called once, without a lock: when every byte of [begin, end) in every layer has been handed to
+  // the network, on whatever path, or with the reason why it cannot be (Cancelled after End). From
+  // the channel's thread, but for a failure that a call of the sender finds: then from within it.
+  std::function<void(const absl::Status&)> on_sent;
+};
+
+// Orders all that one instance sends to another. Nothing of the background (paths full, proactive,
+// speculative, and metadata) is in the channel beyond a small window (window.h): whenever there is
+// room, the transfer that has had the least of the link since it had something to send is next, and
+// of it the most important block that is ready and was not handed out. A block is ready when all
+// of its tokens that travel are ready in that layer. What is on the on-demand lane (Fetch, Resend,
+// Born, Reply) is given to the channel at once, in the order of the calls.
+//
+// An entry (layer, token, KV head) counts as sent when it is handed to a lane, and is never sent
+// twice but by Resend and by Fetch with `again`.
 class TransferSender {
  public:
   struct Options {
     uint64_t own_incarnation = 0;
     uint64_t peer_incarnation = 0;
     bool checksum = true;
-    // A layer's range is cut into messages of at most this payload, so that a checksum guards a
-    // bounded piece and lanes can take turns.
+    // The payload of a message, so that a checksum guards a bounded piece and lanes can take turns.
     int64_t max_message_bytes = 1 << 20;
+    LinkWindow::Options window;
+    const base::Clock* clock = base::Clock::Real();
   };
   TransferSender(std::shared_ptr<channel::Channel> channel, Options options);
   ~TransferSender();
 
-  // The decode side lacks tokens [begin, end) of every layer. `sequence` is pinned while messages
-  // are queued. AlreadyExists for an id in use, InvalidArgument for a range that is empty or beyond
-  // the sequence. `on_sent` is called once, without a lock: when every message of every layer's
-  // range has been handed to the network, or with the reason why it cannot be (Cancelled after
-  // End). From the I/O thread, but for a failure that End, LayerReady or Resend finds: then from
-  // within these.
-  absl::Status Begin(const base::TransferId& id, std::shared_ptr<kv::KvSequence> sequence,
-                     int64_t begin, int64_t end, std::function<void(const absl::Status&)> on_sent);
-  // The layer's KV of tokens [begin, end) is final: queue what the other side lacks of it. Tokens
-  // outside of the transfer's range, and those queued before, are ignored. NotFound after End; the
-  // reason if the transfer has failed.
-  absl::Status LayerReady(const base::TransferId& id, Path path, const LayerRange& range);
-  // The other side asks again for ranges that were damaged or lost, on the on-demand lane. Tokens
-  // that are not ready yet are left out: they come by LayerReady. ResourceExhausted if more is
-  // asked for than a transfer may have queued.
+  // AlreadyExists for an id in use, InvalidArgument for a range that is empty or beyond the
+  // sequence, or an order that cannot be.
+  absl::Status Begin(SendSpec spec);
+  // In what follows: NotFound for a transfer that there is not (any more); the reason if it has
+  // failed; InvalidArgument for what cannot be.
+
+  // The prompt's KV of tokens [begin, end) of the layer is final. Tokens outside of the transfer's
+  // range, and those that were ready before, are ignored.
+  absl::Status LayerReady(const base::TransferId& id, const LayerRange& range);
+  // Token 1 is made: path 1 ends, path 3 begins. Background bytes count as kSpeculative from now on
+  // and go on that lane (but for `full`, and without `deliver_rest`: then they stay proactive).
+  void PromptDone(const base::TransferId& id);
+  // So many background bytes more may go after PromptDone. Counts from before it as well.
+  void Credit(const base::TransferId& id, int64_t bytes);
+  // A generated token's KV was born here in layers [layer_begin, layers). Layers of which every
+  // earlier token was handed out send it at once, on the on-demand lane (kOnDemand); the others
+  // when their turn comes: in the background, after the layer's earlier tokens. A token that was
+  // born before is left out.
+  absl::Status Born(const base::TransferId& id, int layer_begin, int64_t token);
+  // Entries that a step needs now, on the on-demand lane. head -1: all heads. `again` false: what
+  // was handed to a lane already is on its way and left out. Tokens that are not ready are left
+  // out. ResourceExhausted if more is asked for than a transfer may have queued.
+  absl::Status Fetch(const base::TransferId& id, int layer, std::span<const kv::HeadRange> ranges,
+                     bool again);
+  // Ranges that were damaged or lost, on the on-demand lane: what was handed out of them goes
+  // again. The rest is left out: it comes in its turn, or by Fetch.
   absl::Status Resend(const base::TransferId& id, std::span<const LayerRange> ranges);
+  // Selection metadata of a layer's tokens [begin, end), on the metadata lane; `header`: what comes
+  // before them. 1 to kMaxOpaqueBytes bytes.
+  absl::Status Metadata(const base::TransferId& id, int layer, int64_t begin, int64_t end,
+                        bool header, std::vector<std::byte> bytes);
+  // The answer to a split step or an attend, on the on-demand lane, after what Born put there. 1 to
+  // kMaxOpaqueBytes bytes. `step` and `layer` are echoed.
+  absl::Status Reply(const base::TransferId& id, uint64_t step, int layer,
+                     std::vector<std::byte> bytes);
   // Nothing more is queued; what is queued and has not begun is dropped. Idempotent; the sequence
   // is let go when the last begun message is out.
   void End(const base::TransferId& id);
   SenderStats stats(const base::TransferId& id) const;
+  LinkEstimate link() const;
   int64_t active() const;
 
  private:
@@ -76,8 +134,8 @@ class TransferSender {
 };
 
 struct ReceiverStats {
-  uint64_t bytes = 0;            // placed and verified
-  uint64_t duplicate_bytes = 0;  // came again though local: refused, drained
+  uint64_t bytes = 0;            // placed and verified, answers and metadata included
+  uint64_t duplicate_bytes = 0;  // came again though local, or on the way: drained
   uint64_t corrupt_messages = 0;
   std::map<Path, uint64_t> bytes_by_path;
 };
@@ -93,6 +151,27 @@ enum class Refusal {
 };
 std::string_view RefusalName(Refusal refusal);
 
+// One transfer, as the decode side expects it. The callbacks are called on the channel's thread,
+// without a lock, and must not block; any may be empty.
+struct ReceiveSpec {
+  base::TransferId id;
+  std::shared_ptr<kv::KvSequence> sequence;
+  // Prompt tokens that will come, in every layer (they are marked remote). Beyond `end`, tokens
+  // that were born on the other side are taken up to the sequence's capacity.
+  int64_t begin = 0;
+  int64_t end = 0;
+  std::function<void(int layer)> on_layer;  // the prompt's tokens of the layer are all here; once
+  std::function<void()> on_complete;        // of all layers; once
+  // KV came on the on-demand lane (fetched entries, born tokens) and was marked.
+  std::function<void()> on_arrival;
+  std::function<void(uint64_t step, int layer, std::vector<std::byte> bytes)> on_reply;
+  std::function<void(int layer, int64_t begin, int64_t end, bool header,
+                     std::vector<std::byte> bytes)>
+      on_metadata;
+};
+
+// Takes apart what comes. An entry (layer, token, KV head) that is local is never written again: of
+// a message that has such entries the others are placed, and these drained beside (counted).
 class TransferReceiver : public channel::Receiver {
  public:
   struct Options {
@@ -103,21 +182,16 @@ class TransferReceiver : public channel::Receiver {
   struct Events {
     // All three are called on the I/O thread and must not block.
     std::function<void(Refusal refusal, uint64_t bytes)> on_refused;
-    // A message of a live transfer was corrupt: ask for the range again (Fetch on the control
-    // stream).
-    std::function<void(const base::TransferId& id, const LayerRange& range)> on_damaged;
+    // A message of a live transfer was corrupt: ask for its ranges again (Fetch on the control
+    // stream). Answers and metadata have none: who waits for them has a deadline.
+    std::function<void(const base::TransferId& id, std::span<const LayerRange> ranges)> on_damaged;
     std::function<void(const absl::Status& reason)> on_closed;
   };
   static std::shared_ptr<TransferReceiver> Create(Options options, Events events);
 
-  // Tokens [begin, end) of every layer of `sequence` will come (they are marked remote).
-  // `on_progress` is called once for each layer after it became all local within the range,
-  // `on_complete` once when all layers are; both from the I/O thread, without a lock.
   // AlreadyExists for an id in use, InvalidArgument for a range that is empty or beyond the
   // sequence, FailedPrecondition if a layer is all local already (it would never be reported).
-  virtual absl::Status Begin(const base::TransferId& id, std::shared_ptr<kv::KvSequence> sequence,
-                             int64_t begin, int64_t end, std::function<void(int layer)> on_progress,
-                             std::function<void()> on_complete) = 0;
+  virtual absl::Status Begin(ReceiveSpec spec) = 0;
   // After this returns no byte is written for `id` any more, but for a payload under way, which
   // pins the sequence until it has drained and is not marked local. A callback that the I/O thread
   // has begun may still be running; none begins. Late messages are refused and counted. Idempotent.

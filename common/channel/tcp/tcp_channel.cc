@@ -7,11 +7,18 @@
 #include <cerrno>
 #include <utility>
 
+#include "common/channel/tcp/tcp_info.h"
+
 namespace smartgen::channel {
 namespace {
 
 // What is written before the lanes above are looked at again.
 constexpr size_t kWriteQuantum = 256 << 10;
+// A lane at its limit of bytes in flight writes again when this part of the limit is free: full
+// segments, and few system calls.
+constexpr uint64_t kLimitPart = 8;
+// The system's view of the link is asked for no more often: a sample costs a system call a lane.
+constexpr base::Duration kSampleInterval = std::chrono::milliseconds(1);
 // What is read from a lane before the other lanes get their turn.
 constexpr size_t kReadQuantum = 512 << 10;
 // Writes of a channel before the other channels get their turn.
@@ -156,6 +163,15 @@ int64_t TcpChannel::CancelTag(uint64_t tag) {
   return dropped;
 }
 
+void TcpChannel::LimitInFlight(Lane lane, uint64_t bytes) {
+  in_flight_limit_[static_cast<size_t>(lane)].store(bytes, std::memory_order_relaxed);
+}
+
+LinkInfo TcpChannel::link_info() const {
+  base::MutexLock lock(mutex_);
+  return link_info_;
+}
+
 ChannelStats TcpChannel::stats() const {
   base::MutexLock lock(mutex_);
   return stats_;
@@ -257,7 +273,35 @@ int TcpChannel::HighestLaneWithWork() const {
   return kNumLanes;
 }
 
+size_t TcpChannel::Room(int lane) const {
+  const uint64_t limit = in_flight_limit_[lane].load(std::memory_order_relaxed);
+  if (limit == 0) return kWriteQuantum;
+  const uint64_t unacknowledged = UnacknowledgedBytes(io_[lane].socket.get());
+  if (unacknowledged >= limit) return 0;
+  const uint64_t room = limit - unacknowledged;
+  return room * kLimitPart < limit ? 0 : std::min<uint64_t>(room, kWriteQuantum);
+}
+
+void TcpChannel::SampleLink() {
+  // Not the engine's clock, which may be a simulated one: this is about a real network.
+  const base::TimePoint now = base::Clock::Real()->Now();
+  if (now - sampled_at_ < kSampleInterval) return;
+  sampled_at_ = now;
+  LinkInfo info{.at = now};
+  for (const LaneIo& io : io_) {
+    const TcpInfo tcp = QueryTcpInfo(io.socket.get());
+    info.acked_bytes += tcp.acked_bytes;
+    if (tcp.min_rtt_seconds > 0 &&
+        (info.min_rtt_seconds == 0 || tcp.min_rtt_seconds < info.min_rtt_seconds)) {
+      info.min_rtt_seconds = tcp.min_rtt_seconds;
+    }
+  }
+  base::MutexLock lock(mutex_);
+  link_info_ = info;
+}
+
 absl::StatusOr<bool> TcpChannel::Write(base::TimePoint now) {
+  throttled_ = false;
   for (int turn = 0;; ++turn) {
     const int lane = HighestLaneWithWork();
     if (lane == kNumLanes) {
@@ -268,18 +312,24 @@ absl::StatusOr<bool> TcpChannel::Write(base::TimePoint now) {
     // Lanes below wait, even for a lane that has no room just now.
     if (!io_[lane].writable) return false;
     if (turn == kWritesPerTurn) return true;
-    RETURN_IF_ERROR(WriteLane(lane, now));
+    SampleLink();
+    const size_t room = Room(lane);
+    if (room == 0) {
+      throttled_ = true;
+      return false;
+    }
+    RETURN_IF_ERROR(WriteLane(lane, room, now));
   }
 }
 
-size_t TcpChannel::GatherLane(int lane, size_t* count) {
+size_t TcpChannel::GatherLane(int lane, size_t max_bytes, size_t* count) {
   base::MutexLock lock(mutex_);
   LaneQueue& queue = queues_[lane];
   size_t bytes = 0;
   queue.pinned = 0;
   for (auto& outgoing : queue.messages) {
-    if (bytes >= kWriteQuantum || *count == iov_.size()) break;
-    bytes += outgoing->Gather(iov_, count, kWriteQuantum - bytes);
+    if (bytes >= max_bytes || *count == iov_.size()) break;
+    bytes += outgoing->Gather(iov_, count, max_bytes - bytes);
     ++queue.pinned;
   }
   return bytes;
@@ -303,10 +353,10 @@ void TcpChannel::FinishWrite(int lane, size_t bytes, Messages* finished) {
   queue.pinned = !queue.messages.empty() && queue.messages.front()->begun() ? 1 : 0;
 }
 
-absl::Status TcpChannel::WriteLane(int lane, base::TimePoint now) {
+absl::Status TcpChannel::WriteLane(int lane, size_t max_bytes, base::TimePoint now) {
   LaneIo& io = io_[lane];
   size_t count = 0;
-  GatherLane(lane, &count);
+  GatherLane(lane, max_bytes, &count);
   msghdr header{};
   header.msg_iov = iov_.data();
   header.msg_iovlen = count;

@@ -7,6 +7,7 @@
 #include <sys/uio.h>
 
 #include <array>
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <span>
@@ -66,7 +67,9 @@ class TcpChannel final : public Channel, public std::enable_shared_from_this<Tcp
 
   absl::Status Send(OutMessage message) override;
   int64_t CancelTag(uint64_t tag) override;
+  void LimitInFlight(Lane lane, uint64_t bytes) override;
   ChannelStats stats() const override;
+  LinkInfo link_info() const override;
   void Close(const absl::Status& reason) override;
   std::string_view transport() const override { return "tcp"; }
   std::string peer() const override { return peer_; }
@@ -79,6 +82,9 @@ class TcpChannel final : public Channel, public std::enable_shared_from_this<Tcp
   // Reads and writes a bounded amount. True if there is more that can be done at once; an error
   // says why the channel must be shut down.
   absl::StatusOr<bool> Work(base::TimePoint now);
+  // The last Work stopped at a lane's limit of bytes in flight. No event tells when the peer
+  // acknowledges them: look again soon.
+  bool throttled() const { return throttled_; }
   // Unavailable or DeadlineExceeded if the peer has stalled.
   absl::Status CheckTimeouts(base::TimePoint now);
   // True if CheckTimeouts could fail some time without any further event.
@@ -86,9 +92,10 @@ class TcpChannel final : public Channel, public std::enable_shared_from_this<Tcp
   // Ends everything: see the states above.
   void Shutdown(const absl::Status& reason);
 
-  // For the engine's list of channels with work.
+  // For the engine's lists of channels with work, and with work soon.
   uint64_t id = 0;
   bool active = false;
+  bool waiting = false;
 
  private:
   struct LaneQueue {
@@ -129,8 +136,11 @@ class TcpChannel final : public Channel, public std::enable_shared_from_this<Tcp
   // True if there is more to write and room for it.
   absl::StatusOr<bool> Write(base::TimePoint now);
   int HighestLaneWithWork() const;
-  absl::Status WriteLane(int lane, base::TimePoint now);
-  size_t GatherLane(int lane, size_t* count);
+  // How much the lane may write now: kWriteQuantum, or less by its limit. 0: nothing worth a write.
+  size_t Room(int lane) const;
+  absl::Status WriteLane(int lane, size_t max_bytes, base::TimePoint now);
+  size_t GatherLane(int lane, size_t max_bytes, size_t* count);
+  void SampleLink();
   void FinishWrite(int lane, size_t bytes, Messages* finished);
   absl::Status CloseRequested() const;
   void TakeCancelled(Messages* cancelled);
@@ -147,12 +157,16 @@ class TcpChannel final : public Channel, public std::enable_shared_from_this<Tcp
   absl::Status close_reason_ ABSL_GUARDED_BY(mutex_);  // not OK: closing or closed
   bool posted_ ABSL_GUARDED_BY(mutex_) = false;        // the I/O thread will look at the channel
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
+  LinkInfo link_info_ ABSL_GUARDED_BY(mutex_);
+  std::array<std::atomic<uint64_t>, kNumLanes> in_flight_limit_{};
 
   // Of the I/O thread alone.
   std::shared_ptr<Receiver> receiver_;
   std::array<LaneIo, kNumLanes> io_;
   std::array<iovec, 1024> iov_;  // IOV_MAX
   bool sending_ = false;         // there was something to send when last looked
+  bool throttled_ = false;
+  base::TimePoint sampled_at_;
   base::TimePoint last_sent_;
   base::TimePoint last_received_;
   base::TimePoint first_end_;  // when the first lane ended

@@ -30,6 +30,10 @@ constexpr size_t kScratchBytes = 64 << 10;
 constexpr base::Duration kTick = std::chrono::milliseconds(20);
 constexpr int kTickMilliseconds = 20;
 constexpr int kIdleMilliseconds = 1000;
+// How soon a lane at its limit of bytes in flight is looked at again: no event tells when bytes are
+// acknowledged. A limit is worth 2 ms or more of the link (transfer's window), so that the link
+// does not run dry meanwhile, and 2,000 looks a second cost next to nothing.
+constexpr base::Duration kThrottlePoll = std::chrono::microseconds(500);
 // No file descriptors left: accept again after this.
 constexpr base::Duration kAcceptPause = std::chrono::milliseconds(100);
 
@@ -38,6 +42,21 @@ constexpr uint64_t kKindPending = 4;
 constexpr uint64_t kKindListener = 5;
 constexpr uint64_t kKindWake = 6;
 constexpr uint64_t EventData(uint64_t id, uint64_t kind) { return id << 3 | kind; }
+
+base::Duration Remaining(base::TimePoint due) {
+  return std::max(base::Duration(0), due - base::Clock::Real()->Now());
+}
+
+// To the nanosecond where the system can (Linux 5.11), else to the next millisecond.
+int EpollWait(int epoll, std::span<epoll_event> events, base::Duration timeout) {
+  const int size = static_cast<int>(events.size());
+  const timespec wait{.tv_sec = timeout.count() / 1'000'000'000,
+                      .tv_nsec = timeout.count() % 1'000'000'000};
+  const int n = epoll_pwait2(epoll, events.data(), size, &wait, nullptr);
+  if (n >= 0 || errno != ENOSYS) return n;
+  const int64_t ms = (timeout.count() + 999'999) / 1'000'000;
+  return epoll_wait(epoll, events.data(), size, static_cast<int>(ms));
+}
 
 class Engine final : public TcpEngine {
  public:
@@ -117,7 +136,9 @@ class Engine final : public TcpEngine {
   std::map<uint64_t, Pending> pending_;  // by id: the oldest first
   std::list<Expected> expected_;
   std::map<uint64_t, std::shared_ptr<TcpChannel>> channels_;
-  std::vector<std::shared_ptr<TcpChannel>> active_;  // with work to do
+  std::vector<std::shared_ptr<TcpChannel>> active_;     // with work to do
+  std::vector<std::shared_ptr<TcpChannel>> throttled_;  // with work to do at throttle_due_
+  base::TimePoint throttle_due_;                        // on the real clock
   base::TimePoint next_check_;
   std::optional<base::TimePoint> accept_again_;
 };
@@ -218,19 +239,26 @@ void Engine::Loop() {
   ShutDownAll();
   RunPosted();  // lets go of channels that were posted meanwhile
   active_.clear();
+  throttled_.clear();
 }
 
 void Engine::Wait() {
-  int timeout = 0;
+  base::Duration timeout{0};
   if (active_.empty() && waker_->PrepareSleep()) {
     const bool timed = !pending_.empty() || !expected_.empty() || accept_again_.has_value() ||
                        std::any_of(channels_.begin(), channels_.end(),
                                    [](const auto& entry) { return entry.second->MayTimeOut(); });
-    timeout = timed ? kTickMilliseconds : kIdleMilliseconds;
+    timeout = std::chrono::milliseconds(timed ? kTickMilliseconds : kIdleMilliseconds);
+    if (!throttled_.empty()) timeout = Remaining(throttle_due_);
   }
   std::array<epoll_event, 64> events;
-  const int n = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+  const int n = EpollWait(epoll_.get(), events, timeout);
   for (int i = 0; i < n; ++i) HandleEvent(events[i].data.u64, events[i].events);
+  if (throttled_.empty() || Remaining(throttle_due_).count() > 0) return;
+  for (const auto& channel : std::exchange(throttled_, {})) {
+    channel->waiting = false;
+    if (channels_.contains(channel->id)) Activate(channel);
+  }
 }
 
 void Engine::HandleEvent(uint64_t data, uint32_t events) {
@@ -272,6 +300,9 @@ void Engine::WorkOnChannels() {
       CloseChannel(channel->id, more.status());
     } else if (*more) {
       Activate(channel);
+    } else if (channel->throttled() && !std::exchange(channel->waiting, true)) {
+      if (throttled_.empty()) throttle_due_ = base::Clock::Real()->Now() + kThrottlePoll;
+      throttled_.push_back(channel);
     }
   }
 }

@@ -36,6 +36,11 @@ class InstantChannel : public Channel {
     if (message.on_done) message.on_done(absl::OkStatus());
     return absl::OkStatus();
   }
+  void LimitInFlight(Lane lane, uint64_t bytes) override {
+    base::MutexLock lock(mutex_);
+    limits_.emplace_back(lane, bytes);
+  }
+  LinkInfo link_info() const override { return {.acked_bytes = 77}; }
   int64_t CancelTag(uint64_t) override { return 0; }
   ChannelStats stats() const override { return {}; }
   void Close(const absl::Status& reason) override {
@@ -53,6 +58,10 @@ class InstantChannel : public Channel {
     base::MutexLock lock(mutex_);
     return !closed_.ok();
   }
+  std::vector<std::pair<Lane, uint64_t>> limits() const {
+    base::MutexLock lock(mutex_);
+    return limits_;
+  }
   void RefuseNext(int count) {
     base::MutexLock lock(mutex_);
     refusals_ = count;
@@ -61,6 +70,7 @@ class InstantChannel : public Channel {
  private:
   mutable base::Mutex mutex_;
   std::vector<Sent> sent_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<Lane, uint64_t>> limits_ ABSL_GUARDED_BY(mutex_);
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
   int refusals_ ABSL_GUARDED_BY(mutex_) = 0;
 };
@@ -206,6 +216,14 @@ TEST_F(FaultChannelTest, CancelTagDropsWhatWaits) {
   ASSERT_TRUE(done_.WaitForTotal(20));
   EXPECT_EQ(done_.total(), 20);
   EXPECT_TRUE(absl::IsUnavailable(Send(1)));
+}
+
+TEST(FaultChannel, LimitsAndLinkAreThoseOfTheChannelBelow) {
+  auto inner = std::make_shared<InstantChannel>();
+  const auto channel = FaultChannel::Wrap(inner, {});
+  channel->LimitInFlight(Lane::kSpeculative, 1234);
+  EXPECT_EQ(inner->limits(), (std::vector<std::pair<Lane, uint64_t>>{{Lane::kSpeculative, 1234}}));
+  EXPECT_EQ(channel->link_info().acked_bytes, 77u);
 }
 
 }  // namespace

@@ -19,10 +19,10 @@ class ReceiverTest : public TransferFixture {
             .receiver_incarnation = kReceiverIncarnation,
             .sequence = 1,
             .layer = static_cast<uint32_t>(layer),
-            .token_begin = static_cast<uint32_t>(begin),
-            .token_end = static_cast<uint32_t>(end),
             .payload_bytes = bytes,
-            .checksum = base::Hash64(std::vector<std::byte>(bytes, std::byte{0x5a}))};
+            .checksum = base::Hash64(std::vector<std::byte>(bytes, std::byte{0x5a})),
+            .ranges = {{.begin = static_cast<uint32_t>(begin),
+                        .count = static_cast<uint16_t>(end - begin)}}};
   }
   absl::StatusOr<channel::Placement> Offer(const WireHead& head) {
     return receiver_->OnHead(channel::Lane::kProactive, EncodeWireHead(head), head.payload_bytes);
@@ -34,10 +34,11 @@ class ReceiverTest : public TransferFixture {
     }
     receiver_->OnPayload(channel::Lane::kProactive, EncodeWireHead(head), std::move(placement));
   }
-  void Deliver(const WireHead& head) {
+  void Deliver(WireHead head, std::byte fill = std::byte{0x5a}) {
+    head.checksum = base::Hash64(std::vector<std::byte>(head.payload_bytes, fill));
     auto placement = Offer(head);
     ASSERT_TRUE(placement.ok()) << placement.status();
-    Complete(head, *std::move(placement));
+    Complete(head, *std::move(placement), fill);
   }
   void ExpectRefused(const WireHead& head, Refusal refusal) {
     const std::string name(RefusalName(refusal));
@@ -69,7 +70,7 @@ TEST_F(ReceiverTest, AnotherLifeOfEitherSideIsRefused) {
 
 TEST_F(ReceiverTest, RangesOutsideOfTheTransferAreRefused) {
   ExpectRefused(Head(0, 0, 32), Refusal::kOutOfRange);
-  ExpectRefused(Head(0, 48, 65), Refusal::kOutOfRange);
+  ExpectRefused(Head(0, 48, 65), Refusal::kOutOfRange);  // beyond the sequence
   WireHead head = Head(0, 16, 32);
   head.layer = 3;
   ExpectRefused(head, Refusal::kOutOfRange);
@@ -93,7 +94,9 @@ TEST_F(ReceiverTest, APayloadThatIsNotWhatTheHeadSaysIsRefused) {
 }
 
 TEST_F(ReceiverTest, NoiseAndMissingChecksumsAreRefused) {
-  EXPECT_FALSE(receiver_->OnHead(channel::Lane::kProactive, std::vector<std::byte>(80), 100).ok());
+  EXPECT_FALSE(
+      receiver_->OnHead(channel::Lane::kProactive, std::vector<std::byte>(kWireFixedBytes), 100)
+          .ok());
   EXPECT_EQ(log_.count("malformed"), 1);
   WireHead head = Head(0, 16, 32);
   head.flags = 0;
@@ -104,10 +107,17 @@ TEST_F(ReceiverTest, NoiseAndMissingChecksumsAreRefused) {
 TEST_F(ReceiverTest, ATokenThatIsLocalIsNeverWrittenAgain) {
   Deliver(Head(0, 16, 32));
   ExpectRefused(Head(0, 16, 32), Refusal::kDuplicate);
-  ExpectRefused(Head(0, 31, 48), Refusal::kDuplicate);  // one token would be
+  // One token would be: it is drained beside, and the others are placed.
+  ASSERT_NO_FATAL_FAILURE(Deliver(Head(0, 31, 48), std::byte{0x77}));
+  for (const auto& segment : sequence_->Segments(0, 16, 32)) {
+    EXPECT_TRUE(std::all_of(segment.begin(), segment.end(),
+                            [](std::byte b) { return b == std::byte{0x5a}; }));
+  }
+  EXPECT_TRUE(sequence_->AllLocal(0, 16, 48));
+  EXPECT_EQ(log_.count("duplicate"), 2);
   EXPECT_EQ(receiver_->stats(id_).duplicate_bytes,
-            static_cast<uint64_t>((16 + 17) * Layout().TokenBytes(0)));
-  Deliver(Head(0, 32, 48));
+            static_cast<uint64_t>((16 + 1) * Layout().TokenBytes(0)));
+  EXPECT_EQ(receiver_->stats(id_).bytes, static_cast<uint64_t>(32 * Layout().TokenBytes(0)));
 }
 
 TEST_F(ReceiverTest, TwoMessagesAtOnceForOneTokenNeverBothWrite) {

@@ -88,9 +88,11 @@ class TransferFixture : public testing::Test {
         {.on_refused = [this](Refusal refusal,
                               uint64_t) { log_.Add(std::string(RefusalName(refusal))); },
          .on_damaged =
-             [this](const base::TransferId&, const LayerRange& range) {
+             [this](const base::TransferId&, std::span<const LayerRange> ranges) {
                log_.Add("damaged");
-               log_.Add("damaged tokens", range.end - range.begin);
+               for (const LayerRange& range : ranges) {
+                 log_.Add("damaged tokens", range.end - range.begin);
+               }
              },
          .on_closed = [this](const absl::Status&) { log_.Add("closed"); }});
   }
@@ -161,18 +163,30 @@ class TransferFixture : public testing::Test {
   }
   absl::Status BeginReceive(const base::TransferId& id, std::shared_ptr<kv::KvSequence> sequence,
                             int64_t begin, int64_t end) {
-    return receiver_->Begin(
-        id, std::move(sequence), begin, end,
-        [this](int layer) {
-          log_.Add("progress");
-          log_.Add("layer " + std::to_string(layer));
-        },
-        [this] { log_.Add("complete"); });
+    return receiver_->Begin({.id = id,
+                             .sequence = std::move(sequence),
+                             .begin = begin,
+                             .end = end,
+                             .on_layer =
+                                 [this](int layer) {
+                                   log_.Add("progress");
+                                   log_.Add("layer " + std::to_string(layer));
+                                 },
+                             .on_complete = [this] { log_.Add("complete"); },
+                             .on_arrival = [this] { log_.Add("arrival"); }});
+  }
+  absl::Status BeginSend(const base::TransferId& id, std::shared_ptr<kv::KvSequence> sequence,
+                         int64_t begin, int64_t end) {
+    return sender_->Begin({.id = id,
+                           .sequence = std::move(sequence),
+                           .begin = begin,
+                           .end = end,
+                           .full = true,
+                           .on_sent = OnSent()});
   }
   void SendLayers(const base::TransferId& id, int64_t begin, int64_t end) {
     for (int layer = 0; layer < Layout().num_layers(); ++layer) {
-      ASSERT_TRUE(
-          sender_->LayerReady(id, Path::kFull, {.layer = layer, .begin = begin, .end = end}).ok());
+      ASSERT_TRUE(sender_->LayerReady(id, {.layer = layer, .begin = begin, .end = end}).ok());
     }
   }
 

@@ -18,7 +18,7 @@ TEST_F(TransferTest, WhatStandsOnOneSideStandsOnTheOther) {
   auto target = NewSequence(*target_pool_, 1000);
   Fill(*source, 1, 1000);
   ASSERT_TRUE(BeginReceive(id, target, 48, 1000).ok());
-  ASSERT_TRUE(sender_->Begin(id, source, 48, 1000, OnSent()).ok());
+  ASSERT_TRUE(BeginSend(id, source, 48, 1000).ok());
   // In chunks, as a long prefill would, with an overlap and tokens that are not asked for.
   SendLayers(id, 0, 500);
   SendLayers(id, 480, 1000);
@@ -38,13 +38,13 @@ TEST_F(TransferTest, WhatStandsOnOneSideStandsOnTheOther) {
 }
 
 TEST_F(TransferTest, P4_AChunkOfALayerIsOneMessageUpToTheLimit) {
-  Connect({.max_message_bytes = 1 << 20});
+  Connect({.max_message_bytes = 1 << 20, .window = {.initial_bytes = 4 << 20}});
   const base::TransferId id = base::NewTransferId();
   auto source = NewSequence(*source_pool_, 4096);
   auto target = NewSequence(*target_pool_, 4096);
   Fill(*source, 1, 4096);
   ASSERT_TRUE(BeginReceive(id, target, 0, 4096).ok());
-  ASSERT_TRUE(sender_->Begin(id, source, 0, 4096, OnSent()).ok());
+  ASSERT_TRUE(BeginSend(id, source, 0, 4096).ok());
   SendLayers(id, 0, 4096);
   ASSERT_TRUE(log_.WaitFor("complete", 1));
   ASSERT_TRUE(log_.WaitFor("sent", 1));
@@ -55,14 +55,14 @@ TEST_F(TransferTest, P4_AChunkOfALayerIsOneMessageUpToTheLimit) {
 }
 
 TEST_F(TransferTest, L15_EachPageIsFreedByExactlyOneOwner) {
-  Connect();
+  Connect({.window = {.initial_bytes = 4 << 20}});
   {
     const base::TransferId pushed = base::NewTransferId();
     auto source = NewSequence(*source_pool_, 256);
     auto target = NewSequence(*target_pool_, 256);
     Fill(*source, 1, 256);
     ASSERT_TRUE(BeginReceive(pushed, target, 0, 256).ok());
-    ASSERT_TRUE(sender_->Begin(pushed, source, 0, 256, OnSent()).ok());
+    ASSERT_TRUE(BeginSend(pushed, source, 0, 256).ok());
     SendLayers(pushed, 0, 256);
     // Pushed and fetched at once: whichever comes second is refused.
     std::vector<LayerRange> all;
@@ -92,7 +92,7 @@ TEST_F(TransferTest, EndWhileQueuedDropsAndUnpins) {
     auto source = NewSequence(*source_pool_, 4096);
     watch = source;
     Fill(*source, 1, 4096);
-    ASSERT_TRUE(sender_->Begin(id, source, 0, 4096, OnSent()).ok());
+    ASSERT_TRUE(BeginSend(id, source, 0, 4096).ok());
   }
   SendLayers(id, 0, 4096);
   EXPECT_FALSE(watch.expired());
@@ -108,7 +108,7 @@ TEST_F(TransferTest, EndWhileQueuedDropsAndUnpins) {
   EXPECT_TRUE(watch.expired());
   EXPECT_EQ(source_pool_->free_pages(), source_pool_->total_pages());
   EXPECT_EQ(sender_->active(), 0);
-  EXPECT_TRUE(absl::IsNotFound(sender_->LayerReady(id, Path::kFull, {0, 0, 16})));
+  EXPECT_TRUE(absl::IsNotFound(sender_->LayerReady(id, {0, 0, 16})));
   EXPECT_TRUE(absl::IsNotFound(sender_->Resend(id, {})));
 }
 
@@ -120,14 +120,14 @@ TEST_F(TransferTest, AChannelThatClosesFailsTheTransferOnce) {
   auto target = NewSequence(*target_pool_, 4096);
   Fill(*source, 1, 4096);
   ASSERT_TRUE(BeginReceive(id, target, 0, 4096).ok());
-  ASSERT_TRUE(sender_->Begin(id, source, 0, 4096, OnSent()).ok());
+  ASSERT_TRUE(BeginSend(id, source, 0, 4096).ok());
   for (int layer = 0; layer < 3; ++layer) {
-    (void)sender_->LayerReady(id, Path::kFull, {layer, 0, 4096}).ok();
+    (void)sender_->LayerReady(id, {layer, 0, 4096}).ok();
   }
   ASSERT_TRUE(log_.WaitFor("sent failed", 1));
   ASSERT_TRUE(log_.WaitFor("closed", 1));
   EXPECT_TRUE(sender_->stats(id).failed);
-  EXPECT_FALSE(sender_->LayerReady(id, Path::kFull, {0, 0, 16}).ok());
+  EXPECT_FALSE(sender_->LayerReady(id, {0, 0, 16}).ok());
   sender_->End(id);
   EXPECT_EQ(log_.count("sent failed"), 1);
   EXPECT_EQ(log_.count("sent cancelled"), 0);
@@ -140,7 +140,7 @@ TEST_F(TransferTest, AFullQueueIsWaitedForNotAnError) {
   auto target = NewSequence(*target_pool_, 4096);
   Fill(*source, 3, 4096);
   ASSERT_TRUE(BeginReceive(id, target, 0, 4096).ok());
-  ASSERT_TRUE(sender_->Begin(id, source, 0, 4096, OnSent()).ok());
+  ASSERT_TRUE(BeginSend(id, source, 0, 4096).ok());
   SendLayers(id, 0, 4096);
   ASSERT_TRUE(log_.WaitFor("sent", 1));
   ASSERT_TRUE(log_.WaitFor("complete", 1));
@@ -154,17 +154,17 @@ TEST_F(TransferTest, ResendLeavesOutWhatIsNotReady) {
   auto target = NewSequence(*target_pool_, 64);
   Fill(*source, 1, 64);
   ASSERT_TRUE(BeginReceive(id, target, 0, 64).ok());
-  ASSERT_TRUE(sender_->Begin(id, source, 0, 64, OnSent()).ok());
-  ASSERT_TRUE(sender_->LayerReady(id, Path::kFull, {0, 0, 32}).ok());
+  ASSERT_TRUE(BeginSend(id, source, 0, 64).ok());
+  ASSERT_TRUE(sender_->LayerReady(id, {0, 0, 32}).ok());
   ASSERT_TRUE(sender_->Resend(id, std::vector<LayerRange>{{0, 0, 64}, {1, 0, 64}}).ok());
   ASSERT_TRUE(log_.WaitFor("duplicate", 1));
   EXPECT_EQ(target->FirstNotLocal(0, 0, 64), 32);
   EXPECT_EQ(target->FirstNotLocal(1, 0, 64), 0);
   for (const LayerRange& bad : {LayerRange{3, 0, 1}, {-1, 0, 1}, {0, 2, 1}, {0, -1, 1}}) {
     EXPECT_TRUE(absl::IsInvalidArgument(sender_->Resend(id, std::vector<LayerRange>{bad})));
-    EXPECT_TRUE(absl::IsInvalidArgument(sender_->LayerReady(id, Path::kFull, bad)));
+    EXPECT_TRUE(absl::IsInvalidArgument(sender_->LayerReady(id, bad)));
   }
-  EXPECT_TRUE(absl::IsAlreadyExists(sender_->Begin(id, source, 0, 64, OnSent())));
+  EXPECT_TRUE(absl::IsAlreadyExists(BeginSend(id, source, 0, 64)));
 }
 
 TEST_F(TransferTest, LossDamageDuplicatesAndReorderingEndInEqualBytes) {
@@ -177,7 +177,7 @@ TEST_F(TransferTest, LossDamageDuplicatesAndReorderingEndInEqualBytes) {
     auto target = NewSequence(*target_pool_, 4096);
     Fill(*source, static_cast<uint64_t>(round), 4096);
     ASSERT_TRUE(BeginReceive(id, target, 0, 4096).ok());
-    ASSERT_TRUE(sender_->Begin(id, source, 0, 4096, OnSent()).ok());
+    ASSERT_TRUE(BeginSend(id, source, 0, 4096).ok());
     SendLayers(id, 0, 4096);
     ASSERT_TRUE(log_.WaitFor("sent", round));
     const base::Deadline deadline = In(seconds(60));
@@ -216,7 +216,7 @@ TEST_F(TransferTest, L13_TenThousandTransfersLeaveNothingBehind) {
     auto target = NewSequence(*target_pool_, tokens);
     Fill(*source, static_cast<uint64_t>(i), tokens);
     ASSERT_TRUE(BeginReceive(id, target, 0, tokens).ok());
-    ASSERT_TRUE(sender_->Begin(id, source, 0, tokens, OnSent()).ok());
+    ASSERT_TRUE(BeginSend(id, source, 0, tokens).ok());
     const int64_t done = log_.count("complete");
     SendLayers(id, 0, tokens);
     if (random() % 10 != 0) {
@@ -246,7 +246,7 @@ TEST_F(TransferTest, W3_AReaderThatSawLocalReadsFinalBytesIn100000Messages) {
   const channel::FaultOptions faults{.corrupt = 0.002, .duplicate = 0.01, .reorder = 0.01};
   Connect({.max_message_bytes = 1}, &faults);  // a token a message
   constexpr int64_t kTokens = 1024;
-  constexpr int kRounds = 33;  // 33 * 3 layers * 1,024 tokens
+  constexpr int kRounds = 34;  // 34 * 3 layers * 1,024 tokens
   for (int round = 1; round <= kRounds; ++round) {
     const base::TransferId id = base::NewTransferId();
     auto source = NewSequence(*source_pool_, kTokens);
@@ -266,7 +266,7 @@ TEST_F(TransferTest, W3_AReaderThatSawLocalReadsFinalBytesIn100000Messages) {
       }
     });
     const auto send = [&] {
-      ASSERT_TRUE(sender_->Begin(id, source, 0, kTokens, OnSent()).ok());
+      ASSERT_TRUE(BeginSend(id, source, 0, kTokens).ok());
       SendLayers(id, 0, kTokens);
       const base::Deadline deadline = In(seconds(60));
       while (!log_.WaitFor("complete", round, std::chrono::milliseconds(200))) {

@@ -1,0 +1,319 @@
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "common/base/hash.h"
+#include "common/transfer/sender_impl.h"
+
+namespace smartgen::transfer {
+namespace {
+
+using channel::Lane;
+
+// Messages that the window is cut into: with two, one is filled while the other drains.
+constexpr int64_t kWindowParts = 2;
+// The channel's limits follow the estimate in steps of this part.
+constexpr int64_t kLimitStep = 8;
+constexpr Lane kWindowedLanes[] = {Lane::kMetadata, Lane::kProactive, Lane::kSpeculative};
+
+bool Windowed(Lane lane) { return lane != Lane::kOnDemand; }
+
+// Adds the range's bytes to `segments`, in the order of the wire.
+void AddSegments(kv::KvSequence& sequence, int layer, const WireRange& range,
+                 std::vector<std::span<const std::byte>>* segments) {
+  const auto add = [&](const std::vector<std::span<std::byte>>& parts) {
+    segments->insert(segments->end(), parts.begin(), parts.end());
+  };
+  if (range.head_count == 0) return add(sequence.Segments(layer, range.begin, range.end()));
+  for (int head = range.first_head; head < range.first_head + range.head_count; ++head) {
+    add(sequence.Segments(layer, head, range.begin, range.end()));
+  }
+}
+
+}  // namespace
+
+void TransferSender::Impl::UpdateRunnable(Transfer& transfer) {
+  bool runnable = false;
+  if (transfer.sequence != nullptr && transfer.failure.ok()) {
+    const int64_t next = transfer.state.NextBytes();
+    const bool free = !transfer.credits || !transfer.state.prompt_done();
+    runnable = next > 0 && (free || transfer.credit >= next);
+  }
+  if (runnable == transfer.runnable) return;
+  transfer.runnable = runnable;
+  // No claim grows while there is nothing to send.
+  if (runnable) transfer.virtual_time = std::max(transfer.virtual_time, virtual_time_);
+  const RunnableKey key{transfer.virtual_time, transfer.tag, &transfer};
+  if (runnable) {
+    runnable_.insert(key);
+  } else {
+    runnable_.erase(key);
+  }
+}
+
+bool TransferSender::Impl::Fits(int64_t bytes) const {
+  return windowed_bytes_ == 0 || windowed_bytes_ + bytes <= window_.bytes();
+}
+
+void TransferSender::Impl::OnWindowed(int64_t bytes) {
+  if (windowed_bytes_ == 0) window_.OnBusy(options_.clock->Now());
+  windowed_bytes_ += bytes;
+}
+
+void TransferSender::Impl::GatherBackground() {
+  if (runnable_.empty()) return;
+  const int64_t quantum =
+      std::max<int64_t>(1, std::min(window_.bytes() / kWindowParts, options_.max_message_bytes));
+  if (!Fits(quantum)) return;
+  Transfer& next = *std::get<Transfer*>(*runnable_.begin());
+  const auto transfer = transfers_.at(next.id);
+  const bool done = next.state.prompt_done();
+  int64_t budget = quantum;
+  if (next.credits && done) budget = std::min(budget, next.credit);
+  // A single token may be more than the quantum.
+  if (!Fits(std::max(budget, next.state.NextBytes()))) return;
+  const Path path = next.full                   ? Path::kFull
+                    : done && next.deliver_rest ? Path::kSpeculative
+                                                : Path::kProactive;
+  const Lane lane = path == Path::kSpeculative ? Lane::kSpeculative : Lane::kProactive;
+  runnable_.erase(runnable_.begin());
+  next.runnable = false;
+  virtual_time_ = next.virtual_time;
+  for (Take& take : next.state.TakeNext(budget)) {
+    next.virtual_time += static_cast<uint64_t>(take.bytes);
+    if (next.credits && done) next.credit -= take.bytes;
+    OnWindowed(take.bytes);
+    Queue({.transfer = transfer, .lane = lane, .path = path, .take = std::move(take)});
+  }
+  UpdateRunnable(next);
+}
+
+TransferSender::Impl::ItemPtr TransferSender::Impl::TakeFrom(Lane lane) {
+  const auto index = static_cast<size_t>(lane);
+  if (full_[index] || backlog_[index].empty()) return nullptr;
+  ItemPtr item = std::move(backlog_[index].front());
+  backlog_[index].pop_front();
+  ++posted_[index];
+  return item;
+}
+
+TransferSender::Impl::ItemPtr TransferSender::Impl::Next(bool background) {
+  if (ItemPtr item = TakeFrom(Lane::kOnDemand)) return item;
+  if (!background) return nullptr;
+  const auto& metadata = backlog_[static_cast<size_t>(Lane::kMetadata)];
+  if (!metadata.empty() && !full_[static_cast<size_t>(Lane::kMetadata)]) {
+    // What is less important does not take the room that it waits for.
+    if (!Fits(metadata.front()->payload_bytes())) return nullptr;
+    OnWindowed(metadata.front()->payload_bytes());
+    return TakeFrom(Lane::kMetadata);
+  }
+  if (backlog_[static_cast<size_t>(Lane::kProactive)].empty() &&
+      backlog_[static_cast<size_t>(Lane::kSpeculative)].empty()) {
+    GatherBackground();
+  }
+  if (ItemPtr item = TakeFrom(Lane::kProactive)) return item;
+  return TakeFrom(Lane::kSpeculative);
+}
+
+void TransferSender::Impl::Pump(bool by_channel) {
+  {
+    base::MutexLock lock(mutex_);
+    if (std::exchange(pumping_, true)) return;
+  }
+  // A caller's thread (one that computes, perhaps) is not kept for as long as the link has room: it
+  // fills the window once, and what is done then brings the channel's thread here.
+  int64_t allowed = std::numeric_limits<int64_t>::max();
+  for (bool first = true;; first = false) {
+    LimitLanes();
+    ItemPtr item;
+    std::shared_ptr<kv::KvSequence> sequence;
+    uint64_t number = 0;
+    {
+      base::MutexLock lock(mutex_);
+      if (first && !by_channel) allowed = window_.bytes();
+      int64_t posted = 0;
+      for (const Lane lane : kWindowedLanes) posted += posted_[static_cast<size_t>(lane)];
+      item = Next(allowed > 0 || posted == 0);
+      if (item == nullptr) {
+        pumping_ = false;
+        return;
+      }
+      if (Windowed(item->lane)) allowed -= item->payload_bytes();
+      sequence = item->transfer->sequence;
+      number = item->transfer->next_sequence++;
+    }
+    Post(item, std::move(sequence), number);
+  }
+}
+
+void TransferSender::Impl::LimitLanes() {
+  int64_t limit = 0;
+  {
+    base::MutexLock lock(mutex_);
+    limit = window_.in_flight_bytes();
+    if (std::abs(limit - lane_limit_) * kLimitStep <= lane_limit_) return;
+    lane_limit_ = limit;
+  }
+  for (const Lane lane : kWindowedLanes) {
+    channel_->LimitInFlight(lane, static_cast<uint64_t>(limit));
+  }
+}
+
+channel::OutMessage TransferSender::Impl::MakeMessage(const Item& item,
+                                                      std::shared_ptr<kv::KvSequence> sequence,
+                                                      uint64_t number) const {
+  channel::OutMessage message;
+  message.lane = item.lane;
+  message.tag = item.transfer->tag;
+  if (item.bytes != nullptr) {
+    message.segments.push_back(*item.bytes);
+    message.owner = item.bytes;
+  } else {
+    for (const WireRange& range : item.take.ranges) {
+      AddSegments(*sequence, item.take.layer, range, &message.segments);
+    }
+    message.owner = std::move(sequence);
+  }
+  WireHead head{.path = item.path,
+                .transfer_id = item.transfer->id,
+                .sender_incarnation = options_.own_incarnation,
+                .receiver_incarnation = options_.peer_incarnation,
+                .sequence = number,
+                .layer = static_cast<uint32_t>(item.take.layer),
+                .payload_bytes = static_cast<uint64_t>(item.payload_bytes()),
+                .step = item.step,
+                .token_begin = static_cast<uint32_t>(item.begin),
+                .token_end = static_cast<uint32_t>(item.end),
+                .ranges = item.take.ranges};
+  if (item.header) head.flags |= kFlagHeader;
+  if (options_.checksum) {
+    head.flags |= kFlagChecksum;
+    base::Hasher64 hasher;
+    for (const auto& segment : message.segments) hasher.Update(segment);
+    head.checksum = hasher.Digest();
+  }
+  message.head = EncodeWireHead(head);
+  return message;
+}
+
+void TransferSender::Impl::Post(const ItemPtr& item, std::shared_ptr<kv::KvSequence> sequence,
+                                uint64_t number) {
+  const auto lane = static_cast<size_t>(item->lane);
+  if (sequence == nullptr) {  // End came between
+    OnDone(*item, 0, base::Cancelled("transfer {} was ended", item->transfer->id.ToString()));
+    return;
+  }
+  channel::OutMessage message = MakeMessage(*item, std::move(sequence), number);
+  const uint64_t segments = message.segments.size();
+  message.on_done = [self = shared_from_this(), item, segments](const absl::Status& status) {
+    self->OnDone(*item, segments, status);
+  };
+  int64_t done_before = 0;
+  {
+    base::MutexLock lock(mutex_);
+    done_before = done_[lane];
+  }
+  const absl::Status status = channel_->Send(std::move(message));
+  if (!status.ok()) {
+    OnRefused(item, done_before, status);
+    return;
+  }
+  bool ended = false;
+  {
+    base::MutexLock lock(mutex_);
+    ended = item->transfer->sequence == nullptr;
+  }
+  // End came between Next and Send, and has not seen this message.
+  if (ended) channel_->CancelTag(item->transfer->tag);
+}
+
+void TransferSender::Impl::OnRefused(const ItemPtr& item, int64_t done_before,
+                                     const absl::Status& status) {
+  const auto lane = static_cast<size_t>(item->lane);
+  {
+    base::MutexLock lock(mutex_);
+    // Full: once one of ours is done there is room, and OnDone pumps again. With none of ours there
+    // nobody would, unless one was done meanwhile.
+    const bool others = posted_[lane] > 1;
+    const bool retry = others || done_[lane] != done_before;
+    if (absl::IsResourceExhausted(status) && retry && item->transfer->sequence != nullptr) {
+      --posted_[lane];
+      full_[lane] = others;
+      // Metadata enters the window when it is taken.
+      if (item->lane == Lane::kMetadata) windowed_bytes_ -= item->payload_bytes();
+      backlog_[lane].push_front(item);
+      return;
+    }
+  }
+  OnDone(*item, 0, status);
+}
+
+void TransferSender::Impl::Settle(const Item& item) {
+  Transfer& transfer = *item.transfer;
+  --transfer.outstanding;
+  if (item.lane <= Lane::kMetadata) transfer.outstanding_bytes -= item.payload_bytes();
+}
+
+void TransferSender::Impl::OnDone(const Item& item, uint64_t segments, const absl::Status& status) {
+  Transfer& transfer = *item.transfer;
+  const channel::LinkInfo link = channel_->link_info();
+  std::function<void()> then;
+  {
+    base::MutexLock lock(mutex_);
+    const auto lane = static_cast<size_t>(item.lane);
+    --posted_[lane];
+    ++done_[lane];
+    full_[lane] = false;
+    Settle(item);
+    const auto bytes = static_cast<uint64_t>(item.payload_bytes());
+    if (Windowed(item.lane)) windowed_bytes_ -= item.payload_bytes();
+    if (status.ok()) {
+      window_.OnHandedOut(bytes, link, options_.clock->Now());
+      const auto repeated = static_cast<uint64_t>(item.take.repeated_bytes);
+      transfer.stats.bytes += bytes;
+      transfer.stats.resent_bytes += repeated;
+      if (bytes > repeated) transfer.stats.bytes_by_path[item.path] += bytes - repeated;
+      ++transfer.stats.messages;
+      transfer.stats.segments += segments;
+      transfer.unsent_bytes -= item.take.prompt_bytes;
+    } else if (transfer.sequence != nullptr && transfer.failure.ok()) {
+      transfer.failure = status;
+      transfer.stats.failed = true;
+      Unqueue(&transfer);
+      UpdateRunnable(transfer);
+    }
+    if (windowed_bytes_ == 0) window_.OnIdle();
+    then = Conclude(transfer);
+  }
+  if (then) then();
+  Pump(true);
+}
+
+std::function<void()> TransferSender::Impl::Conclude(Transfer& transfer) {
+  if (!transfer.on_sent) return nullptr;
+  absl::Status result;
+  if (transfer.unsent_bytes > 0) {
+    if (!transfer.failure.ok()) {
+      result = transfer.failure;
+    } else if (transfer.sequence == nullptr && transfer.outstanding == 0) {
+      result = base::Cancelled("transfer {} was ended", transfer.id.ToString());
+    } else {
+      return nullptr;
+    }
+  }
+  return [on_sent = std::exchange(transfer.on_sent, nullptr), result] { on_sent(result); };
+}
+
+void TransferSender::Impl::Unqueue(Transfer* transfer) {
+  for (const auto lane : {Lane::kOnDemand, Lane::kMetadata, Lane::kProactive, Lane::kSpeculative}) {
+    std::erase_if(backlog_[static_cast<size_t>(lane)], [&](const ItemPtr& item) {
+      if (item->transfer.get() != transfer) return false;
+      Settle(*item);
+      // Metadata enters the window when it is taken.
+      if (lane >= Lane::kProactive) windowed_bytes_ -= item->payload_bytes();
+      return true;
+    });
+  }
+}
+
+}  // namespace smartgen::transfer

@@ -1,0 +1,71 @@
+#include "common/transfer/window.h"
+
+#include <algorithm>
+
+namespace smartgen::transfer {
+namespace {
+
+// A sample is taken over this long or four round trips: long enough that a shaper's tick, a lost
+// time slice or the grain of acknowledgements does not matter much.
+constexpr double kSampleSeconds = 0.004;
+constexpr double kSampleRoundTrips = 4;
+// Weight of a new sample. Growth is believed sooner than decline: what has gone through, the link
+// can carry, while less may have been our own fault.
+constexpr double kUpWeight = 0.5;
+constexpr double kDownWeight = 0.125;
+// A round trip that the system measured longer than this was no property of the link.
+constexpr double kMaxRoundTrip = 1.0;
+
+}  // namespace
+
+int64_t LinkWindow::bytes() const {
+  if (estimate_.bytes_per_second <= 0) return options_.initial_bytes;
+  const double bytes = estimate_.bytes_per_second * options_.queue_seconds;
+  return static_cast<int64_t>(std::clamp(bytes, static_cast<double>(options_.min_bytes),
+                                         static_cast<double>(options_.max_bytes)));
+}
+
+int64_t LinkWindow::in_flight_bytes() const {
+  const double trip = std::min(estimate_.rtt_seconds, kMaxRoundTrip);
+  return bytes() + static_cast<int64_t>(estimate_.bytes_per_second * trip);
+}
+
+void LinkWindow::OnBusy(base::TimePoint now) {
+  busy_at_ = now;
+  measuring_ = false;
+}
+
+void LinkWindow::OnHandedOut(uint64_t bytes, const channel::LinkInfo& link, base::TimePoint now) {
+  handed_out_ += bytes;
+  if (link.min_rtt_seconds > 0) estimate_.rtt_seconds = link.min_rtt_seconds;
+  // Bytes that were acknowledged are better than bytes that went into a buffer of the system.
+  const bool acked = link.acked_bytes > 0;
+  const uint64_t have = acked ? link.acked_bytes : handed_out_;
+  const base::TimePoint at = acked ? link.at : now;
+  // The first round trip acknowledges nothing.
+  if (base::ToSeconds(at - busy_at_) < estimate_.rtt_seconds || at < busy_at_) return;
+  if (!measuring_ || acked != from_acked_) {
+    measuring_ = true;
+    from_acked_ = acked;
+    from_at_ = at;
+    from_bytes_ = have;
+    return;
+  }
+  const double seconds = base::ToSeconds(at - from_at_);
+  if (seconds < std::max(kSampleSeconds, kSampleRoundTrips * estimate_.rtt_seconds)) return;
+  Take(static_cast<double>(have - from_bytes_) / seconds);
+  from_at_ = at;
+  from_bytes_ = have;
+}
+
+void LinkWindow::Take(double bytes_per_second) {
+  double& known = estimate_.bytes_per_second;
+  if (known <= 0) {
+    known = bytes_per_second;
+    return;
+  }
+  const double weight = bytes_per_second > known ? kUpWeight : kDownWeight;
+  known += weight * (bytes_per_second - known);
+}
+
+}  // namespace smartgen::transfer

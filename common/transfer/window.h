@@ -1,0 +1,69 @@
+// How many bytes of the background may be under way at a time, from what the link is seen to carry.
+//
+// A reply on the on-demand lane waits for every background byte that stands before it in a queue:
+// of the system, of a shaper in the path. So no more is under way than keeps the link busy: what it
+// carries in a round trip and in a little time beside. That little time is also what makes the
+// estimate grow: with more under way than the link holds, the rate seen is the link's; with less,
+// the rate seen is more than the estimate, because the limit is above rate * round trip.
+//
+// Not thread-safe.
+#pragma once
+
+#include <cstdint>
+
+#include "common/base/clock.h"
+#include "common/channel/channel.h"
+
+namespace smartgen::transfer {
+
+// Of a link. 0: not known yet.
+struct LinkEstimate {
+  double bytes_per_second = 0;  // handed to the network while there was always more to hand out
+  double rtt_seconds = 0;       // the shortest seen
+};
+
+class LinkWindow {
+ public:
+  struct Options {
+    // The queue that background bytes may make before an on-demand reply: 2 ms, a tenth of a decode
+    // step, and four times what the TCP channel takes to notice that there is room again.
+    double queue_seconds = 0.002;
+    // Two queued messages of two full segments: less would not fill a link whose sender waits for
+    // each acknowledgement.
+    int64_t min_bytes = 8 << 10;
+    // 2 ms of 16 Gbit/s; more would not make such a link faster.
+    int64_t max_bytes = 4 << 20;
+    // Until something is known: 2 ms of 256 Mbit/s. A slower link queues this once; a faster one
+    // doubles it within a few samples.
+    int64_t initial_bytes = 64 << 10;
+  };
+  explicit LinkWindow(const Options& options) : options_(options) {}
+
+  // Bytes of the background that the channel may hold and has not handed to the network.
+  int64_t bytes() const;
+  // For Channel::LimitInFlight: handed to the network and not acknowledged.
+  int64_t in_flight_bytes() const;
+  LinkEstimate estimate() const { return estimate_; }
+
+  // Something is under way, where nothing was.
+  void OnBusy(base::TimePoint now);
+  // `bytes` were handed to the network. `link` is what the channel knows at this time.
+  void OnHandedOut(uint64_t bytes, const channel::LinkInfo& link, base::TimePoint now);
+  // Nothing is under way any more: how fast the rest went says nothing.
+  void OnIdle() { measuring_ = false; }
+
+ private:
+  void Take(double bytes_per_second);
+
+  const Options options_;
+  LinkEstimate estimate_;
+  uint64_t handed_out_ = 0;
+  base::TimePoint busy_at_;
+  // A sample begun: from the values below on.
+  bool measuring_ = false;
+  bool from_acked_ = false;
+  base::TimePoint from_at_;
+  uint64_t from_bytes_ = 0;
+};
+
+}  // namespace smartgen::transfer
