@@ -4,6 +4,11 @@
 #include <cmath>
 
 namespace smartgen::executor::cpu {
+namespace {
+
+constexpr int64_t kCacheLine = 64;
+
+}  // namespace
 
 AttentionGeometry AttentionGeometry::Of(int layer, const kv::KvLayout& layout, int num_heads) {
   const kv::LayerLayout& l = layout.layers[layer];
@@ -65,6 +70,11 @@ void GatherTile(const AttentionGeometry& g, kv::KvSequence& sequence, int kv_hea
     const int row = tokens[i] % kv::kPageTokens;
     keys[i] = page + layout.KOffset(g.layer, kv_head, row);
     values[i] = page + layout.VOffset(g.layer, kv_head, row);
+    // Rows lie anywhere; no hardware prefetcher finds them.
+    for (int64_t at = 0; at < layout.RowBytes(g.layer); at += kCacheLine) {
+      __builtin_prefetch(keys[i] + at);
+      __builtin_prefetch(values[i] + at);
+    }
   }
   GatherKeys(keys, layout.dtype, count, g.dim, scratch.keys.data());
   GatherValues(values, layout.dtype, count, g.dim, g.padded_dim, scratch.values.data());
