@@ -18,7 +18,7 @@ constexpr std::array<Command, 11> kCommands = {{
     {"tokenize", "--model M [--special]", "JSON lines {\"text\"} to {\"ids\"}", Tokenize},
     {"detokenize", "--model M [--special]", "JSON lines {\"ids\"} to {\"text\"}", Detokenize},
     {"render", "--model M", "JSON lines {\"messages\"} to {\"prompt\", \"ids\"}", Render},
-    {"bench", "model --model M [--json]", "measure prefill and decode speed", Bench},
+    {"bench", "NAME [OPTIONS]", "measure: a model's speed, time to the second token", Bench},
     {"config", "check FILE --daemon D", "check a daemon's configuration file", Config},
     {"metrics", "", "print the metric catalogue as a table", MetricsTable},
     {"version", "", "print the version", Version},
@@ -38,19 +38,25 @@ std::span<const Command> Commands() { return kCommands; }
 Parsed ParseFlags(std::string_view command, const Args& args,
                   const std::function<void(config::Binder&)>& bind, size_t min_positional,
                   size_t max_positional) {
+  const Command* found = FindCommand(command);
+  return ParseFlags(found != nullptr ? *found : Command{command, "", "", nullptr}, args, bind,
+                    min_positional, max_positional);
+}
+
+Parsed ParseFlags(const Command& command, const Args& args,
+                  const std::function<void(config::Binder&)>& bind, size_t min_positional,
+                  size_t max_positional) {
   config::Source source;
-  source.program = "smartgen " + std::string(command);
-  if (const Command* found = FindCommand(command)) {
-    source.about = std::string(found->summary);
-    source.usage = fmt::format("smartgen {} {}", found->name, found->arguments);
-  }
+  source.program = fmt::format("smartgen {}", command.name);
+  source.about = std::string(command.summary);
+  source.usage = fmt::format("smartgen {} {}", command.name, command.arguments);
   source.args = args;
   // SMARTGEN_* names belong to the daemons.
   source.use_process_environment = false;
   Parsed parsed;
   auto loaded = config::Load(source, bind);
   if (!loaded.ok()) {
-    parsed.exit_code = Fail(command, loaded.status());
+    parsed.exit_code = Fail(command.name, loaded.status());
     return parsed;
   }
   if (loaded->exit_now) {
@@ -60,8 +66,8 @@ Parsed ParseFlags(std::string_view command, const Args& args,
   parsed.positional = std::move(loaded->positional);
   if (parsed.positional.size() < min_positional || parsed.positional.size() > max_positional) {
     parsed.exit_code =
-        Fail(command, base::InvalidArgument("want: {}; got {} arguments that are no flags",
-                                            source.usage, parsed.positional.size()));
+        Fail(command.name, base::InvalidArgument("want: {}; got {} arguments that are no flags",
+                                                 source.usage, parsed.positional.size()));
     return parsed;
   }
   parsed.go_on = true;

@@ -47,6 +47,11 @@ Parsed ParseFlags(std::string_view command, const Args& args,
                   const std::function<void(config::Binder&)>& bind, size_t min_positional = 0,
                   size_t max_positional = 0);
 
+// As above, for a command that is not in the list ("bench model").
+Parsed ParseFlags(const Command& command, const Args& args,
+                  const std::function<void(config::Binder&)>& bind, size_t min_positional = 0,
+                  size_t max_positional = 0);
+
 // "smartgen run: MESSAGE" on standard error; returns 1.
 int Fail(std::string_view command, const absl::Status& status);
 

@@ -1,6 +1,7 @@
 #include "tools/process.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -19,6 +20,11 @@ namespace {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(127);  // the parent died before the line above
   if (options.own_group) setpgid(0, 0);
+  if (options.network_namespace >= 0 && setns(options.network_namespace, CLONE_NEWNET) != 0) {
+    const int error = errno;
+    if (write(report, &error, sizeof(error)) < 0) _exit(126);
+    _exit(127);
+  }
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -76,11 +82,12 @@ absl::StatusOr<int> RunToEnd(const std::vector<std::string>& argv) {
   return WaitFor(pid);
 }
 
-absl::StatusOr<std::pair<int, std::string>> Capture(const std::vector<std::string>& argv) {
+absl::StatusOr<std::pair<int, std::string>> Capture(const std::vector<std::string>& argv,
+                                                    int network_namespace) {
   constexpr size_t kMaxOutput = 1 << 20;
   int out[2];
   if (pipe2(out, O_CLOEXEC) != 0) return base::Unavailable("pipe: {}", strerror(errno));
-  const auto pid = Spawn(argv, {.output_fd = out[1]});
+  const auto pid = Spawn(argv, {.output_fd = out[1], .network_namespace = network_namespace});
   close(out[1]);
   std::string text;
   char buffer[4096];

@@ -15,6 +15,7 @@ namespace smartgen::tools {
 struct SpawnOptions {
   int output_fd = -1;
   bool own_group = false;
+  int network_namespace = -1;  // an open one's descriptor: the child runs in it; -1: in ours
 };
 absl::StatusOr<int> Spawn(const std::vector<std::string>& argv, const SpawnOptions& options);
 
@@ -25,8 +26,9 @@ std::string DescribeExit(int wait_status);
 
 // Runs to the end. A program that cannot be run is NotFound.
 absl::StatusOr<int> RunToEnd(const std::vector<std::string>& argv);
-// As RunToEnd, standard output captured (at most 1 MiB).
-absl::StatusOr<std::pair<int, std::string>> Capture(const std::vector<std::string>& argv);
+// As RunToEnd, standard output and error captured (at most 1 MiB).
+absl::StatusOr<std::pair<int, std::string>> Capture(const std::vector<std::string>& argv,
+                                                    int network_namespace = -1);
 
 // The folder that this program's file lies in.
 absl::StatusOr<std::string> OwnFolder();

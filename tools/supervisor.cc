@@ -57,7 +57,9 @@ absl::Status Supervisor::Start() {
     int out[2];
     if (pipe2(out, O_CLOEXEC) != 0) return base::Unavailable("pipe: errno {}", errno);
     // Its own group: Ctrl-C reaches this process alone, which then asks the daemons in good order.
-    const auto pid = Spawn(daemon.spec.argv, {.output_fd = out[1], .own_group = true});
+    const auto pid = Spawn(daemon.spec.argv, {.output_fd = out[1],
+                                              .own_group = true,
+                                              .network_namespace = daemon.spec.network_namespace});
     close(out[1]);
     if (!pid.ok()) {
       close(out[0]);
@@ -100,11 +102,12 @@ bool Supervisor::AnyLeft() const {
   return std::any_of(daemons_.begin(), daemons_.end(), [](const Daemon& d) { return d.running; });
 }
 
-void Supervisor::BeginStop(const absl::Status& why) {
+void Supervisor::BeginStop(const absl::Status& why, bool signal) {
   result_.Update(why);
   if (stopping_) return;
   stopping_ = true;
   stop_began_ = base::Clock::Real()->Now();
+  if (options_.on_stop) options_.on_stop(signal);
 }
 
 void Supervisor::StopNext() {
@@ -129,7 +132,7 @@ void Supervisor::HandleSignals() {
     if (stopping_) {
       SignalAll(SIGTERM);
     } else {
-      BeginStop(absl::OkStatus());
+      BeginStop(absl::OkStatus(), /*signal=*/true);
     }
   }
 }

@@ -25,6 +25,7 @@ namespace smartgen::tools {
 struct DaemonSpec {
   std::string name;  // "prefilld"; leads its log lines
   std::vector<std::string> argv;
+  int network_namespace = -1;  // as SpawnOptions has it
 };
 
 class Supervisor {
@@ -35,6 +36,8 @@ class Supervisor {
     bool colours = false;
     // Called each 100 ms until all are gone. A value ends the run: OK as a stop signal would.
     std::function<std::optional<absl::Status>()> on_tick;
+    // Called once, when stopping begins; may be empty. `signal`: by a stop signal.
+    std::function<void(bool signal)> on_stop;
     // Where merged log lines go, each with its end of line.
     std::function<void(const std::string& line)> write_line;
   };
@@ -62,7 +65,7 @@ class Supervisor {
     std::deque<std::string> last_lines;
   };
 
-  void BeginStop(const absl::Status& why);
+  void BeginStop(const absl::Status& why, bool signal = false);
   void StopNext();
   void SignalAll(int signal);
   void HandleSignals();

@@ -1,0 +1,11 @@
+// The benchmarks that `smartgen bench NAME` runs; each takes the arguments after its name.
+#pragma once
+
+#include "tools/command.h"
+
+namespace smartgen::tools::bench {
+
+int Model(const Args& args);
+int Ttst(const Args& args);
+
+}  // namespace smartgen::tools::bench

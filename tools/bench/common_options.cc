@@ -1,0 +1,223 @@
+#include "tools/bench/common_options.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "tools/bench/machine.h"
+#include "tools/bench/summary.h"
+#include "tools/bench/svg.h"
+#include "tools/local_model.h"
+
+namespace smartgen::tools::bench {
+namespace {
+
+constexpr double kMaxTokens = 1 << 24;
+
+void Progress(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }
+
+// Before an hour of measuring, not after it.
+absl::Status CheckOutputs(const CommonOptions& options) {
+  if (!options.json.empty() && !std::ofstream(options.json, std::ios::app)) {
+    return base::Unavailable("json: cannot write {}", options.json);
+  }
+  if (options.svg_dir.empty()) return absl::OkStatus();
+  std::error_code error;
+  std::filesystem::create_directories(options.svg_dir, error);
+  if (error) {
+    return base::Unavailable("svg-dir: cannot make {}: {}", options.svg_dir, error.message());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::vector<Prompt>>> MakePrompts(
+    const ExperimentOptions& experiment, const std::vector<std::string>& files,
+    const tokenizer::Tokenizer& tokenizer) {
+  ASSIGN_OR_RETURN(const std::string text, ReadTexts(files));
+  const auto tokens = tokenizer.Encode(text, /*parse_special=*/false);
+  std::vector<std::vector<Prompt>> prompts;
+  for (const int length : experiment.lengths) {
+    ASSIGN_OR_RETURN(auto cut, CutPrompts(tokens, tokenizer, length, PromptsNeeded(experiment)));
+    prompts.push_back(std::move(cut));
+  }
+  return prompts;
+}
+
+absl::StatusOr<ExperimentOptions> MakeExperiment(const CommonOptions& options,
+                                                 const BenchPlan& plan, bool shaped) {
+  ExperimentOptions experiment;
+  ASSIGN_OR_RETURN(const auto lengths, ParseNumbers("lengths", options.lengths, 1, kMaxTokens));
+  for (const double length : lengths) {
+    if (length != std::floor(length)) {
+      return base::InvalidArgument("lengths: want whole numbers of tokens, got {}", length);
+    }
+    experiment.lengths.push_back(static_cast<int>(length));
+  }
+  experiment.links = shaped ? plan.links : std::vector<LinkWish>{{}};
+  experiment.cases = plan.cases;
+  experiment.prompts = options.prompts;
+  experiment.tokens = options.tokens;
+  experiment.calibration_runs = options.calibration_runs;
+  experiment.compare_tokens = options.baseline == "local";
+  experiment.start_timeout = options.start_timeout;
+  experiment.progress = Progress;
+  return experiment;
+}
+
+Setting MakeSetting(const CommonOptions& options, const BenchPlan& plan, const Network& network,
+                    const RigOptions& rig, std::vector<std::string> texts) {
+  Setting setting;
+  setting.benchmark = plan.benchmark;
+  setting.command = plan.command;
+  setting.date = UtcNow();
+  setting.link = network.Describe();
+  setting.short_link = network.ShortName();
+  setting.shaped = network.shaped();
+  setting.texts = std::move(texts);
+  setting.prompts = options.prompts;
+  setting.tokens = options.tokens;
+  setting.prefills = rig.prefills;
+  setting.prefill_threads = rig.prefill_threads;
+  setting.decode_threads = rig.decode_threads;
+  setting.overrides = plan.overrides;
+  return setting;
+}
+
+}  // namespace
+
+void CommonOptions::Bind(config::Binder& b) {
+  b.Field("model", &model, "GGUF file, safetensors folder or known name");
+  b.Field("text", &text, "files with the prompts' text; empty: /usr/share/common-licenses");
+  b.Field("lengths", &lengths, "prompt lengths in tokens");
+  b.Field("prompts", &prompts, "different prompts of each length; medians over them are shown");
+  b.Field("tokens", &tokens, "tokens generated for each prompt");
+  b.Field("prefills", &prefills, "prefill daemons; they share the link to the decode daemon");
+  b.Field("threads", &threads, "compute threads of each daemon");
+  b.Field("prefill-threads", &prefill_threads, "of the prefill daemons; 0: as threads");
+  b.Field("decode-threads", &decode_threads, "of the decode daemon; 0: as threads");
+  b.Choice("compute", &compute, {"auto", "f32", "bf16"}, "what products are computed in");
+  b.Choice("network", &network, {"auto", "namespaces", "loopback"},
+           "namespaces: with a shaped link between them; loopback: not shaped; auto: the first "
+           "where it can be had");
+  b.Choice("baseline", &baseline, {"local", "none"},
+           "whether each run's tokens are compared with a local run of the same prompt");
+  b.Field("calibration-runs", &calibration_runs, "prompts whose mean time to token 1 is T_p");
+  b.Field("json", &json, "file for everything that was measured");
+  b.Field("svg-dir", &svg_dir, "folder for plots");
+  b.Field("bin-dir", &bin_dir, "folder of the daemons; empty: this program's own");
+  b.Time("start-timeout", &start_timeout, "until the daemons must be ready");
+  b.Check([this] { return Check(); });
+}
+
+absl::Status CommonOptions::Check() const {
+  struct Range {
+    const char* name;
+    int value;
+    int min;
+    int max;
+  };
+  for (const Range& range :
+       {Range{"prompts", prompts, 1, 10000}, Range{"tokens", tokens, 2, 1 << 20},
+        Range{"prefills", prefills, 1, 64}, Range{"threads", threads, 1, 1024},
+        Range{"prefill-threads", prefill_threads, 0, 1024},
+        Range{"decode-threads", decode_threads, 0, 1024},
+        Range{"calibration-runs", calibration_runs, 1, 100}}) {
+    if (range.value < range.min || range.value > range.max) {
+      return base::InvalidArgument("{}: want {} to {}, got {}", range.name, range.min, range.max,
+                                   range.value);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<double>> ParseNumbers(std::string_view key,
+                                                 const std::vector<std::string>& texts, double min,
+                                                 double max) {
+  std::vector<double> numbers;
+  for (const std::string& text : texts) {
+    double number = 0;
+    const char* end = text.data() + text.size();
+    const auto result = std::from_chars(text.data(), end, number);
+    if (result.ec != std::errc() || result.ptr != end || !(number >= min) || !(number <= max)) {
+      return base::InvalidArgument("{}: want numbers from {} to {}, got \"{}\"", key, min, max,
+                                   text);
+    }
+    numbers.push_back(number);
+  }
+  if (numbers.empty()) return base::InvalidArgument("{}: want at least one", key);
+  return numbers;
+}
+
+absl::StatusOr<std::pair<Setting, Measurements>> RunPlan(const CommonOptions& options,
+                                                         const BenchPlan& plan) {
+  RETURN_IF_ERROR(CheckOutputs(options));
+  RigOptions rig_options;
+  ASSIGN_OR_RETURN(rig_options.model, model::ResolveModelPath(options.model));
+  rig_options.bin_dir = options.bin_dir;
+  rig_options.prefills = options.prefills;
+  rig_options.prefill_threads =
+      options.prefill_threads > 0 ? options.prefill_threads : options.threads;
+  rig_options.decode_threads =
+      options.decode_threads > 0 ? options.decode_threads : options.threads;
+  rig_options.compute = options.compute;
+  for (const Case& one : plan.cases) {
+    rig_options.prefill_prefix_cache = rig_options.prefill_prefix_cache || one.prefix_hit > 0;
+  }
+  rig_options.overrides = plan.overrides;
+  ASSIGN_OR_RETURN(const Words words, LoadWords(options.model));
+  const auto texts = options.text.empty() ? DefaultTextFiles() : options.text;
+  ASSIGN_OR_RETURN(const Network::Kind kind, Network::ParseKind(options.network));
+  // Before any thread is made.
+  ASSIGN_OR_RETURN(const auto network, Network::Create(kind));
+  if (!network->shaped()) {
+    Progress(
+        fmt::format("The link is NOT SHAPED ({}): both sides run on loopback, and no ratio or "
+                    "bandwidth that was asked for applies.",
+                    network->note()));
+  }
+  ASSIGN_OR_RETURN(const ExperimentOptions experiment,
+                   MakeExperiment(options, plan, network->shaped()));
+  ASSIGN_OR_RETURN(const auto prompts, MakePrompts(experiment, texts, *words.tokenizer));
+  ASSIGN_OR_RETURN(const Rig rig, MakeRig(*network, rig_options));
+  Measurements measurements;
+  RETURN_IF_ERROR(RunWithDaemons(rig, [&](StopSource& stop) -> absl::Status {
+    ASSIGN_OR_RETURN(measurements, Measure(experiment, prompts, words.tokenizer->vocab_size(),
+                                           *network, rig, stop));
+    return absl::OkStatus();
+  }));
+  return std::pair(MakeSetting(options, plan, *network, rig_options, texts),
+                   std::move(measurements));
+}
+
+absl::Status WriteOutputs(const CommonOptions& options, const nlohmann::ordered_json& json,
+                          const std::vector<std::pair<std::string, std::string>>& plots) {
+  if (!options.json.empty()) {
+    RETURN_IF_ERROR(WriteTextFile(options.json, json.dump(1) + "\n"));
+    Progress("written: " + options.json);
+  }
+  if (options.svg_dir.empty()) return absl::OkStatus();
+  for (const auto& [name, svg] : plots) {
+    const std::string path = options.svg_dir + "/" + name;
+    RETURN_IF_ERROR(WriteTextFile(path, svg));
+    Progress("written: " + path);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAllServed(const Measurements& measurements) {
+  int failed = 0;
+  std::string first;
+  for (const Cell& cell : measurements.cells) {
+    const Summary summary = Summarize(cell);
+    if (failed == 0 && summary.failed > 0) {
+      first = fmt::format("{}: {}", cell.what.name, summary.first_error);
+    }
+    failed += summary.failed;
+  }
+  if (failed == 0) return absl::OkStatus();
+  return base::FailedPrecondition("{} requests failed; the first was {}", failed, first);
+}
+
+}  // namespace smartgen::tools::bench

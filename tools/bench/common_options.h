@@ -1,0 +1,64 @@
+// What the benchmarks that run daemons have in common: options, set-up, outputs.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/config/binder.h"
+#include "tools/bench/experiment.h"
+#include "tools/bench/report.h"
+
+namespace smartgen::tools::bench {
+
+struct CommonOptions {
+  std::string model = "smollm2-135m";
+  std::vector<std::string> text;  // files; empty: DefaultTextFiles
+  std::vector<std::string> lengths = {"1024"};
+  int prompts = 3;
+  int tokens = 64;
+  int prefills = 1;
+  // One a daemon: on a machine of two cores, where this is mostly run, the two sides then do not
+  // take each other's.
+  int threads = 1;
+  int prefill_threads = 0;  // 0: `threads`
+  int decode_threads = 0;   // 0: `threads`
+  // Not auto: that is measured by each daemon for itself, and two that differ do not pair.
+  std::string compute = "bf16";
+  std::string network = "auto";
+  std::string baseline = "local";
+  int calibration_runs = 3;
+  std::string json;
+  std::string svg_dir;
+  std::string bin_dir;
+  base::Duration start_timeout = std::chrono::minutes(5);
+
+  void Bind(config::Binder& b);
+  absl::Status Check() const;
+};
+
+// InvalidArgument names `key` and the text that is no number, or lies outside [min, max].
+absl::StatusOr<std::vector<double>> ParseNumbers(std::string_view key,
+                                                 const std::vector<std::string>& texts, double min,
+                                                 double max);
+
+struct BenchPlan {
+  std::string benchmark;  // "ttst"
+  std::string command;    // as typed
+  std::vector<Case> cases;
+  std::vector<LinkWish> links;  // where the link cannot be shaped: replaced by one that is not
+  std::vector<std::string> overrides;
+};
+
+// Measures with daemons of its own. What it does and what it cannot do go to standard error.
+absl::StatusOr<std::pair<Setting, Measurements>> RunPlan(const CommonOptions& options,
+                                                         const BenchPlan& plan);
+
+// Writes `json` to options.json and `plots` into options.svg_dir, where these are set.
+absl::Status WriteOutputs(const CommonOptions& options, const nlohmann::ordered_json& json,
+                          const std::vector<std::pair<std::string, std::string>>& plots);
+
+// FailedPrecondition if any request failed; the first reason.
+absl::Status CheckAllServed(const Measurements& measurements);
+
+}  // namespace smartgen::tools::bench

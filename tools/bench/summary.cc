@@ -1,0 +1,117 @@
+#include "tools/bench/summary.h"
+
+#include <algorithm>
+#include <set>
+
+namespace smartgen::tools::bench {
+namespace {
+
+// Medians position by position; as long as the longest.
+std::vector<double> MediansByPosition(const std::vector<std::vector<double>>& lists) {
+  size_t longest = 0;
+  for (const auto& list : lists) longest = std::max(longest, list.size());
+  std::vector<double> medians;
+  for (size_t i = 0; i < longest; ++i) {
+    std::vector<double> values;
+    for (const auto& list : lists) {
+      if (i < list.size()) values.push_back(list[i]);
+    }
+    medians.push_back(Percentile(std::move(values), 0.5));
+  }
+  return medians;
+}
+
+void Compare(const Run& run, Summary& summary) {
+  if (!run.first_difference) return;
+  ++summary.compared;
+  if (*run.first_difference < 0) {
+    ++summary.equal;
+  } else if (summary.first_difference < 0 || *run.first_difference < summary.first_difference) {
+    summary.first_difference = *run.first_difference;
+  }
+}
+
+std::string ServedOtherwise(const Cell& cell, const Generation& generation) {
+  const auto text = [&](const char* key) {
+    const auto found = generation.texts.find(key);
+    return found == generation.texts.end() ? std::string() : found->second;
+  };
+  const std::string mode = text("mode");
+  const std::string reason = text("fallback_reason");
+  if (cell.what.mode == "auto" && reason.empty()) return mode.substr(mode.rfind('_') + 1);
+  if (mode == "mode_" + cell.what.mode && reason.empty()) return "";
+  return reason.empty() ? mode : fmt::format("{} ({})", mode, reason);
+}
+
+void TakeBytes(const Cell& cell, int requests, Summary& summary) {
+  const auto paths =
+      ByLabel(cell.prefill, "smartgen_transfer_bytes_total", "path", "direction=\"sent\"");
+  for (const auto& [path, bytes] : paths) {
+    summary.bytes[path] = bytes / requests;
+    summary.bytes_total += bytes / requests;
+  }
+}
+
+std::optional<double> Number(const Summary& summary, const std::string& name) {
+  const auto found = summary.numbers.find(name);
+  if (found == summary.numbers.end()) return std::nullopt;
+  return found->second;
+}
+
+}  // namespace
+
+Summary Summarize(const Cell& cell) {
+  Summary summary;
+  std::vector<double> ttft, gap, e2e, last, between;
+  std::vector<std::vector<double>> steps, ctl;
+  std::map<std::string, std::vector<double>> numbers;
+  std::set<std::string> served;
+  for (const Run& run : cell.runs) {
+    ++summary.runs;
+    const Generation& generation = run.generation;
+    if (!generation.status.ok()) {
+      if (++summary.failed == 1) summary.first_error = base::MessageOf(generation.status);
+      continue;
+    }
+    TokenTimes times = TimesOf(generation.token_seconds);
+    ttft.push_back(times.ttft);
+    if (times.gap) gap.push_back(*times.gap);
+    if (times.e2e) e2e.push_back(*times.e2e);
+    last.push_back(generation.token_seconds.back());
+    between.insert(between.end(), times.between.begin(), times.between.end());
+    steps.push_back(std::move(times.steps));
+    ctl.push_back(generation.token_seconds);
+    for (const auto& [name, value] : generation.numbers) numbers[name].push_back(value);
+    if (std::string other = ServedOtherwise(cell, generation); !other.empty()) served.insert(other);
+    Compare(run, summary);
+  }
+  summary.ttft = SpreadOf(ttft);
+  summary.gap = SpreadOf(gap);
+  summary.e2e = SpreadOf(e2e);
+  summary.last = SpreadOf(last);
+  summary.tbt_mean = Mean(between);
+  summary.tbt_p99 = Percentile(between, 0.99);
+  summary.steps = MediansByPosition(steps);
+  summary.ctl = MediansByPosition(ctl);
+  for (auto& [name, values] : numbers) summary.numbers[name] = Percentile(std::move(values), 0.5);
+  summary.served_otherwise = fmt::format("{}", fmt::join(served, ", "));
+  if (summary.runs > 0) TakeBytes(cell, summary.runs, summary);
+  summary.ondemand_ratio = Number(summary, "ondemand_ratio");
+  summary.all_local_seconds = Number(summary, "all_local_seconds");
+  summary.handover_seconds = Number(summary, "handover_seconds");
+  return summary;
+}
+
+std::optional<double> Speedup(const Summary& reference, const Summary& summary) {
+  if (!reference.e2e || !summary.e2e || summary.e2e->median <= 0) return std::nullopt;
+  return reference.e2e->median / summary.e2e->median;
+}
+
+const Cell* FindCell(const std::vector<Cell>& cells, const Cell& like, const std::string& name) {
+  const auto found = std::find_if(cells.begin(), cells.end(), [&](const Cell& cell) {
+    return cell.length == like.length && cell.link.wish == like.link.wish && cell.what.name == name;
+  });
+  return found == cells.end() ? nullptr : &*found;
+}
+
+}  // namespace smartgen::tools::bench

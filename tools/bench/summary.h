@@ -1,0 +1,46 @@
+// What the runs of a cell come to.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/bench/experiment.h"
+#include "tools/bench/figures.h"
+
+namespace smartgen::tools::bench {
+
+struct Summary {
+  int runs = 0;    // requests
+  int failed = 0;  // these count for nothing below
+  std::string first_error;
+  std::optional<Spread> ttft, gap, e2e, last;  // seconds; last: to the last token
+  // Between tokens from the third on, all runs together.
+  double tbt_mean = 0;
+  double tbt_p99 = 0;
+  std::vector<double> steps;  // medians; [0] is the gap
+  std::vector<double> ctl;    // medians of the time to the n-th token; [0] is the TTFT
+  int compared = 0;
+  int equal = 0;
+  int64_t first_difference = -1;  // the earliest of all runs; -1: none
+  // KV bytes that the prefill side sent, by path, a request.
+  std::map<std::string, double> bytes;
+  double bytes_total = 0;
+  std::map<std::string, double> numbers;  // the decode side's RequestStats, medians
+  // What served them, where it is not what was asked for: "local (prefill unreachable)".
+  std::string served_otherwise;
+  std::optional<double> ondemand_ratio;
+  std::optional<double> all_local_seconds;
+  std::optional<double> handover_seconds;  // the prefill side's, a request
+};
+
+Summary Summarize(const Cell& cell);
+
+// How many times sooner than `reference` the second token came (e2e medians).
+std::optional<double> Speedup(const Summary& reference, const Summary& summary);
+
+// The cell with the same length and link whose case is called `name`; null: there is none.
+const Cell* FindCell(const std::vector<Cell>& cells, const Cell& like, const std::string& name);
+
+}  // namespace smartgen::tools::bench
