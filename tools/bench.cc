@@ -8,10 +8,11 @@
 namespace smartgen::tools {
 namespace {
 
-constexpr std::array<Command, 2> kBenchmarks = {{
+constexpr std::array<Command, 3> kBenchmarks = {{
     {"model", "", "prefill and decode speed of a model on this machine", bench::Model},
     {"ttst", "", "time to the second token over a link as slow as wanted, mode by mode",
      bench::Ttst},
+    {"crossover", "", "from which bandwidth on a prefill machine pays", bench::Crossover},
 }};
 
 void Help() {

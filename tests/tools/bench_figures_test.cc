@@ -84,7 +84,19 @@ TEST(FiguresTest, AFastLinkHidesAllButTheLastLayer) {
 TEST(FiguresTest, ASlowLinkIsBusyFromTheFirstLayerOn) {
   // T_p 10, T_t 40, 10 layers: max(1 + 40, 10 + 4) + 0.1.
   EXPECT_DOUBLE_EQ(PredictFull(10, 40, 10, 0.1), 41.1);
-  EXPECT_DOUBLE_EQ(PredictLocal(10, 0.1), 10.1);
+  EXPECT_DOUBLE_EQ(PredictUnhindered(10, 0.1), 10.1);
+}
+
+TEST(FiguresTest, AtTheCrossoverBothAreAsSoon) {
+  // Prefill side 4 s, here 10 s, 8 pieces: T_t = min(10 - 0.5, 8 * 6) = 9.5 s.
+  const auto rate = CrossoverRate(95'000'000, 4, 10, 8);
+  ASSERT_TRUE(rate.has_value());
+  EXPECT_DOUBLE_EQ(*rate, 1e7);
+  EXPECT_DOUBLE_EQ(PredictFull(4, 95e6 / *rate, 8, 0.1), PredictUnhindered(10, 0.1));
+}
+
+TEST(FiguresTest, WithoutAFasterPrefillSideNoLinkIsFastEnough) {
+  EXPECT_FALSE(CrossoverRate(1000, 10, 10, 8).has_value());
 }
 
 TEST(NetworkTest, TheFilterCountsFramesSoItsRateIsHigherThanThePayloads) {

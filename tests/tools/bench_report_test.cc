@@ -215,7 +215,7 @@ TEST(SummaryTest, BytesArePerRequest) {
 Measurements Two() {
   Measurements m;
   m.model.name = "m";
-  m.calibrations.push_back({1024, 1000, {1}, 1, 0.1});
+  m.calibrations.push_back({1024, 1000, {1}, 1, 1, 0.1});
   m.cells.push_back(MakeCell("full", {MakeRun({1, 4, 5})}));
   m.cells.push_back(MakeCell("exact", {MakeRun({1, 2, 3}, 1)}));
   return m;

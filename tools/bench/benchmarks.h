@@ -7,5 +7,6 @@ namespace smartgen::tools::bench {
 
 int Model(const Args& args);
 int Ttst(const Args& args);
+int Crossover(const Args& args);
 
 }  // namespace smartgen::tools::bench

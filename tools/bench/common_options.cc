@@ -20,14 +20,15 @@ void Progress(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str
 
 // Before an hour of measuring, not after it.
 absl::Status CheckOutputs(const CommonOptions& options) {
+  if (!options.svg_dir.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options.svg_dir, error);
+    if (error) {
+      return base::Unavailable("svg-dir: cannot make {}: {}", options.svg_dir, error.message());
+    }
+  }
   if (!options.json.empty() && !std::ofstream(options.json, std::ios::app)) {
     return base::Unavailable("json: cannot write {}", options.json);
-  }
-  if (options.svg_dir.empty()) return absl::OkStatus();
-  std::error_code error;
-  std::filesystem::create_directories(options.svg_dir, error);
-  if (error) {
-    return base::Unavailable("svg-dir: cannot make {}: {}", options.svg_dir, error.message());
   }
   return absl::OkStatus();
 }

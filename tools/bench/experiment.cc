@@ -95,6 +95,7 @@ class Experiment {
     ASSIGN_OR_RETURN(const Generation local,
                      One(prompts_[index][static_cast<size_t>(used)], "local",
                          std::min(kStepTokens, std::max(options_.tokens, 2)), kSlow));
+    calibration.local_seconds = local.token_seconds[0];
     calibration.step_seconds = Percentile(TimesOf(local.token_seconds).steps, 0.5);
     Say(fmt::format("{} tokens: T_p {:.3f} s, KV {:.2f} MB, decode step {:.1f} ms",
                     calibration.length, calibration.t_p,

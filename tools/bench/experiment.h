@@ -37,6 +37,7 @@ struct Calibration {
   int64_t kv_bytes = 0;
   std::vector<double> prefill_seconds;  // each run
   double t_p = 0;                       // their mean
+  double local_seconds = 0;             // time to token 1 of a local run
   double step_seconds = 0;              // a decode step of a local run at this length, median
 };
 

@@ -60,15 +60,25 @@ int64_t FirstDifference(std::span<const int32_t> a, std::span<const int32_t> b) 
   return end.first - a.begin();
 }
 
-double PredictFull(double prefill_seconds, double transfer_seconds, int layers,
+double PredictFull(double prefill_seconds, double transfer_seconds, int pieces,
                    double step_seconds) {
-  const double l = layers;
-  return std::max(prefill_seconds / l + transfer_seconds, prefill_seconds + transfer_seconds / l) +
+  const double n = pieces;
+  return std::max(prefill_seconds / n + transfer_seconds, prefill_seconds + transfer_seconds / n) +
          step_seconds;
 }
 
-double PredictLocal(double prefill_seconds, double step_seconds) {
+double PredictUnhindered(double prefill_seconds, double step_seconds) {
   return prefill_seconds + step_seconds;
+}
+
+std::optional<double> CrossoverRate(int64_t kv_bytes, double prefill_seconds, double local_seconds,
+                                    int pieces) {
+  const double n = pieces;
+  // Both sides of PredictFull's maximum must stay within local_seconds.
+  const double longest_transfer =
+      std::min(local_seconds - prefill_seconds / n, n * (local_seconds - prefill_seconds));
+  if (longest_transfer <= 0) return std::nullopt;
+  return static_cast<double>(kv_bytes) / longest_transfer;
 }
 
 }  // namespace smartgen::tools::bench

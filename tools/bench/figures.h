@@ -45,12 +45,19 @@ int64_t FirstDifference(std::span<const int32_t> a, std::span<const int32_t> b);
 
 // When the second token may be expected.
 //
-// Full, layer by layer: layer l's KV is there after (l + 1) / L of the prefill, the link is busy
-// from then on; the last layer's KV cannot go before the prefill has ended:
-//   max(T_p / L + T_t, T_p + T_t / L) + step
-double PredictFull(double prefill_seconds, double transfer_seconds, int layers,
+// Full, piece by piece (a layer of a chunk): of n pieces of equal work and size, piece i is ready
+// after (i + 1) / n of the prefill. The link is either busy from the first piece on, or waits for
+// the last one:
+//   max(T_p / n + T_t, T_p + T_t / n) + step
+double PredictFull(double prefill_seconds, double transfer_seconds, int pieces,
                    double step_seconds);
-// Without a transfer: T_p + step.
-double PredictLocal(double prefill_seconds, double step_seconds);
+// Where the second token does not wait for KV (no transfer, or an exact handover): T_p + step.
+double PredictUnhindered(double prefill_seconds, double step_seconds);
+
+// The payload bytes per second above which a full transfer from a prefill side with T_p is sooner
+// than prefilling here in `local_seconds` (PredictFull <= PredictUnhindered). None: no bandwidth
+// is enough, because the prefill side itself is no faster.
+std::optional<double> CrossoverRate(int64_t kv_bytes, double prefill_seconds, double local_seconds,
+                                    int pieces);
 
 }  // namespace smartgen::tools::bench

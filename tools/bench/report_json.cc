@@ -17,6 +17,7 @@ Json ToJson(const Calibration& calibration) {
           {"kv_bytes", calibration.kv_bytes},
           {"t_p_seconds", calibration.t_p},
           {"t_p_all", calibration.prefill_seconds},
+          {"local_prefill_seconds", calibration.local_seconds},
           {"decode_step_seconds", calibration.step_seconds}};
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <fstream>
+#include <set>
 
 namespace smartgen::tools::bench {
 namespace {
@@ -55,10 +56,17 @@ std::string Number(double value) {
 
 const char* Colour(size_t index) { return kColours[index % kColours.size()]; }
 
+struct Swatch {
+  const char* colour = nullptr;
+  bool dashed = false;
+};
+
 // The frame that both kinds of plots share, and where values go in it.
 class Canvas {
  public:
-  Canvas(const PlotText& text, const std::vector<std::string>& names, double y_max) {
+  // `swatches`: of the names, in the legend.
+  Canvas(const PlotText& text, const std::vector<std::string>& names, double y_max,
+         const std::vector<Swatch>& swatches) {
     ticks_ = Ticks(y_max);
     const double rows = LegendRows(names);
     top_ = kTop + (rows - 1) * kLegendRow;
@@ -70,7 +78,7 @@ class Canvas {
         kWidth, height_, kWidth, height_);
     Text(kLeft, 24, text.title, "font-size=\"16\" font-weight=\"bold\"");
     Text(kLeft, 43, text.subtitle, "fill=\"#666\" font-size=\"11\"");
-    Legend(names);
+    Legend(names, swatches);
     for (const double tick : ticks_) {
       Line(kLeft, Y(tick), kWidth - kRight, Y(tick), tick == 0 ? "#444" : "#ddd", 1);
       Text(kLeft - 8, Y(tick) + 4, fmt::format("{:g}", tick), "text-anchor=\"end\"");
@@ -115,7 +123,7 @@ class Canvas {
     }
     return rows;
   }
-  void Legend(const std::vector<std::string>& names) {
+  void Legend(const std::vector<std::string>& names, const std::vector<Swatch>& swatches) {
     double x = kLeft;
     double y = 66;
     for (size_t i = 0; i < names.size(); ++i) {
@@ -123,8 +131,14 @@ class Canvas {
         x = kLeft;
         y += kLegendRow;
       }
-      Add(fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"12\" height=\"12\" fill=\"{}\"/>\n",
-                      x, y - 10, Colour(i)));
+      if (swatches[i].dashed) {
+        Line(x, y - 4, x + 5, y - 4, swatches[i].colour, 3);
+        Line(x + 8, y - 4, x + 13, y - 4, swatches[i].colour, 3);
+      } else {
+        Add(fmt::format(
+            "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"12\" height=\"12\" fill=\"{}\"/>\n", x, y - 10,
+            swatches[i].colour));
+      }
       Text(x + 17, y, names[i], "");
       x += EntryWidth(names[i]);
     }
@@ -141,6 +155,37 @@ std::vector<std::string> Names(const Plot& plot) {
   std::vector<std::string> names;
   for (const auto& series : plot.series) names.push_back(series.name);
   return names;
+}
+
+std::vector<Swatch> Swatches(const BarPlot& plot) {
+  std::vector<Swatch> swatches;
+  for (size_t i = 0; i < plot.series.size(); ++i) swatches.push_back({Colour(i)});
+  return swatches;
+}
+
+std::vector<Swatch> Swatches(const LinePlot& plot) {
+  std::vector<Swatch> swatches;
+  for (size_t i = 0; i < plot.series.size(); ++i) {
+    const LinePlot::Series& series = plot.series[i];
+    const size_t colour = series.colour >= 0 ? static_cast<size_t>(series.colour) : i;
+    swatches.push_back({Colour(colour), series.dashed});
+  }
+  return swatches;
+}
+
+// Every x of the plot once, ascending.
+std::vector<double> AllX(const LinePlot& plot) {
+  std::set<double> all;
+  for (const auto& series : plot.series) {
+    for (const auto& point : series.points) all.insert(point.first);
+  }
+  return {all.begin(), all.end()};
+}
+
+// Where between the first and the last of `ticks` x lies, in logarithms; 0.5 where they are one.
+double LogShare(double x, const std::vector<double>& ticks) {
+  if (ticks.size() < 2) return 0.5;
+  return std::log(x / ticks.front()) / std::log(ticks.back() / ticks.front());
 }
 
 }  // namespace
@@ -163,7 +208,7 @@ std::string ToSvg(const BarPlot& plot) {
   for (const auto& series : plot.series) {
     for (const auto& value : series.values) max = std::max(max, value ? value->max : 0);
   }
-  Canvas canvas(plot.text, Names(plot), max * 1.06);  // room for the figures
+  Canvas canvas(plot.text, Names(plot), max * 1.06, Swatches(plot));  // room for the figures
   const double group =
       Canvas::Span() / static_cast<double>(std::max<size_t>(plot.groups.size(), 1));
   const double bar = group * 0.84 / static_cast<double>(std::max<size_t>(plot.series.size(), 1));
@@ -197,21 +242,25 @@ std::string ToSvg(const LinePlot& plot) {
       y_max = std::max(y_max, y);
     }
   }
-  Canvas canvas(plot.text, Names(plot), y_max);
-  const std::vector<double> x_ticks = Ticks(x_max);
-  const auto to_x = [&](double x) { return Canvas::Left() + x / x_ticks.back() * Canvas::Span(); };
+  Canvas canvas(plot.text, Names(plot), y_max, Swatches(plot));
+  const std::vector<double> x_ticks = plot.log_x ? AllX(plot) : Ticks(x_max);
+  const auto to_x = [&](double x) {
+    const double share = plot.log_x ? LogShare(x, x_ticks) : x / x_ticks.back();
+    return Canvas::Left() + share * Canvas::Span();
+  };
   for (const double tick : x_ticks) {
     canvas.Text(to_x(tick), canvas.bottom() + 18, fmt::format("{:g}", tick),
                 "text-anchor=\"middle\"");
   }
+  const std::vector<Swatch> swatches = Swatches(plot);
   for (size_t s = 0; s < plot.series.size(); ++s) {
     std::string points;
     for (const auto& [x, y] : plot.series[s].points) {
       points += fmt::format("{:.1f},{:.1f} ", to_x(x), canvas.Y(y));
     }
-    canvas.Add(
-        fmt::format("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{} points=\"{}\"/>\n",
-                    Colour(s), plot.series[s].dashed ? " stroke-dasharray=\"6 4\"" : "", points));
+    canvas.Add(fmt::format(
+        "<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{} points=\"{}\"/>\n",
+        swatches[s].colour, swatches[s].dashed ? " stroke-dasharray=\"6 4\"" : "", points));
   }
   return canvas.Finish();
 }

@@ -35,8 +35,10 @@ struct LinePlot {
     std::string name;
     std::vector<std::pair<double, double>> points;  // ascending x
     bool dashed = false;
+    int colour = -1;  // as the series of that index; -1: its own
   };
   std::vector<Series> series;
+  bool log_x = false;  // x > 0; each x has its tick
 };
 
 // Whole SVG documents. Any text is allowed in names and labels.
