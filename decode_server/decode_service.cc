@@ -19,7 +19,7 @@ using EventStream = rpc::ServerEventStream<v1::GenerateEvent>;
 constexpr int kMaxRanking = 1024;
 
 void StatsToProto(const Stats& stats, v1::RequestStats* proto) {
-  proto->set_mode(stats.mode == Mode::kLocal ? v1::MODE_LOCAL : v1::MODE_FULL);
+  proto->set_mode(rpc::ToProto(stats.mode));
   proto->set_prefill_address(stats.prefill_address);
   proto->set_fallback_reason(stats.fallback_reason);
   proto->set_prompt_tokens(stats.prompt_tokens);
@@ -31,23 +31,14 @@ void StatsToProto(const Stats& stats, v1::RequestStats* proto) {
   proto->set_decode_seconds(stats.decode_seconds);
   proto->set_transfer_bytes(stats.transfer_bytes);
   proto->set_preemptions(stats.preemptions);
-}
-
-absl::StatusOr<Mode> ModeFromProto(v1::Mode mode, Mode fallback) {
-  switch (mode) {
-    case v1::MODE_UNSPECIFIED:
-      return fallback;
-    case v1::MODE_AUTO:
-      return Mode::kAuto;
-    case v1::MODE_FULL:
-      return Mode::kFull;
-    case v1::MODE_LOCAL:
-      return Mode::kLocal;
-    default:
-      return base::InvalidArgument("mode: want one of {} to {}, got {}",
-                                   static_cast<int>(v1::Mode_MIN), static_cast<int>(v1::Mode_MAX),
-                                   static_cast<int>(mode));
+  for (const auto& [path, bytes] : stats.path_bytes) {
+    (*proto->mutable_path_bytes())[std::string(transfer::PathName(path))] = bytes;
   }
+  proto->set_handover_steps(stats.handover_steps);
+  proto->set_all_local_seconds(stats.all_local_seconds);
+  proto->set_selected_entries(stats.selected_entries);
+  proto->set_remote_entries(stats.remote_entries);
+  proto->set_wait_steps(stats.wait_steps);
 }
 
 // One call. The stream's callbacks, the engine's request and this object hold each other until the
@@ -156,7 +147,8 @@ absl::StatusOr<GenerateSpec> DecodeService::MakeSpec(const grpc::CallbackServerC
   }
   GenerateSpec spec;
   ASSIGN_OR_RETURN(spec.sampling, rpc::FromProto(request.sampling()));
-  ASSIGN_OR_RETURN(spec.mode, ModeFromProto(request.mode(), parts_.default_mode));
+  ASSIGN_OR_RETURN(spec.mode, rpc::FromProto(request.mode(), parts_.default_mode));
+  ASSIGN_OR_RETURN(spec.transfer, rpc::FromProto(request.transfer(), parts_.default_transfer));
   spec.prompt.assign(request.prompt_ids().begin(), request.prompt_ids().end());
   spec.generated.assign(request.generated_ids().begin(), request.generated_ids().end());
   spec.max_tokens = request.max_tokens();

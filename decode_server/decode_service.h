@@ -21,6 +21,7 @@ class DecodeService final : public v1::Decode::CallbackService {
     std::string model_name;
     std::string model_fingerprint;
     Mode default_mode;
+    transfer::RequestOptions default_transfer;
     base::Duration request_timeout;  // bounds calls that bring no deadline, or a later one
     std::function<v1::DaemonInfo()> info;
   };

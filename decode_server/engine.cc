@@ -168,11 +168,13 @@ bool DecodeEngine::Step() {
   Admit();
   WatchAttempts();
   UpdateLoad();
+  const bool advanced = AdvanceCohorts();
+  StartCohort();
   const bool decoded = RunDecodeStep();
   const bool prefilled = !local_.empty();
   if (prefilled) RunLocalChunk();
   UpdateLoad();
-  return decoded || prefilled;
+  return advanced || decoded || prefilled;
 }
 
 void DecodeEngine::Sweep() {
@@ -244,55 +246,143 @@ absl::Status DecodeEngine::ComputeChunk(Request& request, int64_t length, std::s
 }
 
 bool DecodeEngine::RunDecodeStep() {
-  const std::vector<RequestPtr> batch = CollectBatch();
-  if (batch.empty()) return false;
-  const auto vocab = static_cast<size_t>(parts_.executor->config().vocab_size);
-  std::vector<executor::DecodeSlot> slots(batch.size());
-  for (size_t i = 0; i < batch.size(); ++i) {
-    slots[i].sequence = batch[i]->sequence.get();
-    slots[i].position = batch[i]->length() - 1;
-    slots[i].token = batch[i]->tokens.back();
-    slots[i].logits = std::span<float>(logits_).subspan(i * vocab, vocab);
+  const std::vector<Share> batch = CollectBatch();
+  const auto flush = [this] {
+    for (const auto& request : active_) {
+      if (request->state() == RequestState::kHandover) request->remote.attempt->FlushSteps();
+    }
+  };
+  if (batch.empty()) {
+    flush();
+    return false;
   }
-  const absl::Status status = parts_.executor->Decode(slots);
-  if (!status.ok()) {
+  const auto vocab = static_cast<size_t>(parts_.executor->config().vocab_size);
+  std::vector<executor::DecodeSlot> slots;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    slots.push_back(MakeSlot(batch[i], std::span<float>(logits_).subspan(i * vocab, vocab)));
+  }
+  const absl::Status status = RunSlots(slots);
+  if (status.ok()) {
+    for (size_t i = 0; i < batch.size(); ++i) {
+      FinishShare(batch[i], status, std::span<float>(logits_).subspan(i * vocab, vocab));
+    }
+  } else {
     SMARTGEN_LOG(error, "decode", "a step of {} streams failed, trying them one by one: {}",
                  batch.size(), base::MessageOf(status));
-    DecodeSingly(batch);
-    return true;
+    for (size_t i = 0; i < batch.size(); ++i) {
+      const absl::Status alone = RunSlots({&slots[i], 1});
+      FinishShare(batch[i], alone, std::span<float>(logits_).subspan(i * vocab, vocab));
+    }
   }
-  for (size_t i = 0; i < batch.size(); ++i) SampleAndDeliver(batch[i], slots[i].logits);
+  flush();
   return true;
 }
 
-std::vector<DecodeEngine::RequestPtr> DecodeEngine::CollectBatch() {
+std::vector<DecodeEngine::Share> DecodeEngine::CollectBatch() {
   std::vector<RequestPtr> ready;
   for (const auto& request : active_) {
-    if (request->state() == RequestState::kDecoding) ready.push_back(request);
-  }
-  for (const auto& request : ready) {
-    if (request->state() == RequestState::kDecoding) GrowOrPreempt(request);
-  }
-  std::erase_if(
-      ready, [](const RequestPtr& request) { return request->state() != RequestState::kDecoding; });
-  return ready;
-}
-
-void DecodeEngine::DecodeSingly(const std::vector<RequestPtr>& batch) {
-  const auto vocab = static_cast<size_t>(parts_.executor->config().vocab_size);
-  for (const auto& request : batch) {
-    executor::DecodeSlot slot;
-    slot.sequence = request->sequence.get();
-    slot.position = request->length() - 1;
-    slot.token = request->tokens.back();
-    slot.logits = std::span<float>(logits_).first(vocab);
-    const absl::Status status = parts_.executor->Decode({&slot, 1});
-    if (status.ok()) {
-      SampleAndDeliver(request, slot.logits);
-    } else {
-      Fail(request, base::Annotate(status, "decode step"));
+    const RequestState state = request->state();
+    const bool away = state == RequestState::kHandover &&
+                      request->handover.phase == Request::Handover::Phase::kAway;
+    if (state == RequestState::kDecoding || (state == RequestState::kHandover && !away)) {
+      ready.push_back(request);
     }
   }
+  const auto running = [](const RequestPtr& request) {
+    return request->state() == RequestState::kDecoding ||
+           request->state() == RequestState::kHandover;
+  };
+  for (const auto& request : ready) {
+    if (running(request)) GrowOrPreempt(request);
+  }
+  std::vector<Share> batch;
+  for (const auto& request : ready) {
+    if (request->state() == RequestState::kDecoding) batch.push_back({request, Part::kWhole});
+    if (request->state() != RequestState::kHandover) continue;
+    if (const auto share = ShareOfHandover(request)) batch.push_back(*share);
+  }
+  return batch;
+}
+
+std::optional<DecodeEngine::Share> DecodeEngine::ShareOfHandover(const RequestPtr& request) {
+  using Phase = Request::Handover::Phase;
+  if (request->handover.phase == Phase::kBack) return Share{request, Part::kOutput};
+  const int layers = LocalLayers(*request);
+  if (layers == parts_.executor->config().num_layers()) {
+    if (request->reading != nullptr && !MetadataReady(*request)) {
+      // All keys are here, so the rest of the metadata is made here.
+      for (int layer = 0; layer < layers; ++layer) {
+        const absl::Status made = request->reading->selector->Extend(
+            layer, *request->sequence, 0, request->length() - 1, *request->reading->metadata);
+        if (made.ok()) continue;
+        AttemptFailed(request, Fallback::kPrefillError, base::Annotate(made, "metadata"));
+        return std::nullopt;
+      }
+    }
+    EnterDecoding(request);
+    return Share{request, Part::kWhole};
+  }
+  if (request->reading != nullptr && MetadataReady(*request)) {
+    EnterReading(request);
+    return std::nullopt;  // in the next cohort
+  }
+  if (layers > 0) return Share{request, Part::kFirstLayers};
+  SendStep(request);
+  return std::nullopt;
+}
+
+executor::DecodeSlot DecodeEngine::MakeSlot(const Share& share, std::span<float> logits) {
+  Request& request = *share.request;
+  executor::DecodeSlot slot;
+  slot.sequence = request.sequence.get();
+  slot.position = request.length() - 1;
+  slot.token = request.tokens.back();
+  switch (share.part) {
+    case Part::kWhole:
+      slot.logits = logits;
+      if (request.reading != nullptr && request.reading->selector != nullptr) {
+        slot.read = &request.reading->read;
+      }
+      break;
+    case Part::kFirstLayers:
+      slot.layer_end = request.handover.layers;
+      slot.hidden = request.handover.hidden;
+      break;
+    case Part::kOutput:
+      slot.layer_begin = parts_.executor->config().num_layers();
+      slot.hidden = request.handover.hidden;
+      slot.logits = logits;
+      break;
+  }
+  return slot;
+}
+
+absl::Status DecodeEngine::RunSlots(std::span<const executor::DecodeSlot> slots) {
+  const bool selects = std::any_of(slots.begin(), slots.end(),
+                                   [](const auto& slot) { return slot.read != nullptr; });
+  if (!selects) return parts_.executor->Decode(slots);
+  ASSIGN_OR_RETURN(const auto run, parts_.executor->StartStep(slots));
+  ASSIGN_OR_RETURN(const auto state, run->Advance());
+  if (state == executor::StepRun::State::kDone) return absl::OkStatus();
+  return base::Internal("a step whose KV is all here would wait");
+}
+
+void DecodeEngine::FinishShare(const Share& share, const absl::Status& status,
+                               std::span<float> logits) {
+  const RequestPtr& request = share.request;
+  if (!status.ok()) return Fail(request, base::Annotate(status, "decode step"));
+  switch (share.part) {
+    case Part::kFirstLayers:
+      SendStep(request);
+      return;
+    case Part::kOutput:
+      ++request->stats.handover_steps;
+      request->handover.phase = Request::Handover::Phase::kReady;
+      break;
+    case Part::kWhole:
+      break;
+  }
+  SampleAndDeliver(request, logits);
 }
 
 bool DecodeEngine::SampleAndDeliver(const RequestPtr& request, std::span<float> logits) {
@@ -322,19 +412,26 @@ bool DecodeEngine::Deliver(const RequestPtr& request, const sampling::SampledTok
 }
 
 void DecodeEngine::Finish(const RequestPtr& request, FinishReason reason) {
-  if (request->state() == RequestState::kDecoding) {
-    const double seconds = base::ToSeconds(parts_.clock->Now() - request->decode_started);
-    request->stats.decode_seconds += seconds;
+  const RequestState state = request->state();
+  if (state == RequestState::kHandover || state == RequestState::kReading ||
+      state == RequestState::kDecoding) {
+    request->stats.decode_seconds += base::ToSeconds(parts_.clock->Now() - request->decode_started);
     hot_->decode_seconds.Observe(request->stats.decode_seconds);
+  }
+  // Pages written under a selection hold other values than full attention gives.
+  if (state == RequestState::kDecoding && request->reading == nullptr) {
     // The last token's KV was never computed.
     parts_.prefix_cache->Insert(Span(request->tokens).first(request->tokens.size() - 1),
                                 *request->sequence);
   }
+  // The link hid the transfer: what was taken is full.
+  if (request->spec.mode == Mode::kAuto && request->stats.mode == Mode::kExact &&
+      request->stats.handover_steps == 0) {
+    request->stats.mode = Mode::kFull;
+  }
   CloseRequest(request);
   request->stats.generated_tokens = request->generated();
-  parts_.metrics
-      ->GetCounter("plan_mode_total",
-                   {{"mode", request->stats.mode == Mode::kLocal ? "local" : "full"}})
+  parts_.metrics->GetCounter("plan_mode_total", {{"mode", transfer::ModeName(request->stats.mode)}})
       .Add();
   request->listener->Finished(reason, request->stats);
 }
@@ -352,6 +449,7 @@ void DecodeEngine::CloseRequest(const RequestPtr& request) {
   std::erase(active_, request);
   std::erase(local_, request);
   request->sequence.reset();
+  request->reading.reset();
   request->Advance(RequestState::kFinished);
 }
 

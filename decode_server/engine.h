@@ -1,15 +1,17 @@
 // Runs generations: admission by KV room, remote or local prefill, continuous batching,
 // pre-emption, fallback. One thread (Run) owns the executor and all requests.
 //
-// A step is: take events, drop what was cancelled, admit, look after transfers, one decode step of
-// all streams that are ready, one chunk of one local prefill (a short chunk while others run or
-// wait, so that they do not stall).
+// A step is: take events, drop what was cancelled, admit, look after transfers, go on with steps
+// that waited for KV, one decode step of all other streams that are ready, one chunk of one local
+// prefill (a short chunk while others run or wait, so that they do not stall).
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -21,6 +23,7 @@
 #include "common/kv/pool.h"
 #include "common/kv/prefix_cache.h"
 #include "common/metrics/metrics.h"
+#include "common/selector/selector_set.h"
 #include "decode_server/remote_prefill.h"
 #include "decode_server/request.h"
 
@@ -51,6 +54,7 @@ class DecodeEngine {
     PrefillDirectory* directory;
     const base::Clock* clock;
     metrics::Metrics* metrics;
+    selector::SelectorSet* selectors;
   };
   struct Load {
     int64_t waiting = 0;
@@ -110,13 +114,56 @@ class DecodeEngine {
   void WatchAttempts();
   void WatchTransfer(const RequestPtr& request, base::TimePoint now);
   void EnterDecoding(const RequestPtr& request);
+  // engine_handover.cc
+  void EnterHandover(const RequestPtr& request);
+  // How many of the first layers have all KV up to the request's newest token.
+  int LocalLayers(Request& request);
+  void SendStep(const RequestPtr& request);
+  void OnReply(const RequestPtr& request, uint64_t step, int layer,
+               std::span<const std::byte> bytes);
+  void WatchHandover(const RequestPtr& request, base::TimePoint now);
+  void FetchBorn(const RequestPtr& request);
+  // engine_reading.cc
+  absl::Status PrepareReading(const RequestPtr& request);
+  void OnMetadata(const RequestPtr& request, int layer, int64_t begin, int64_t end, bool header,
+                  std::span<const std::byte> bytes);
+  bool MetadataReady(Request& request);
+  void EnterReading(const RequestPtr& request);
+  void GiveCredit(const RequestPtr& request);
+  // Streams that may have to wait make their steps in cohorts of their own.
+  struct Cohort {
+    struct Member {
+      RequestPtr request;
+      // Kept as long as the step may touch them, whatever becomes of the request.
+      std::shared_ptr<kv::KvSequence> sequence;
+      std::shared_ptr<Request::Reading> reading;
+      int64_t length = 0;
+    };
+    std::vector<Member> members;
+    std::vector<float> logits;
+    std::unique_ptr<executor::StepRun> run;
+    base::TimePoint waiting_since{};  // zero: it has not waited
+  };
+  void StartCohort();
+  bool AdvanceCohorts();
+  void FinishCohort(Cohort& cohort, const absl::Status& status);
   // engine.cc
   void StartLocal(const RequestPtr& request);
   void RunLocalChunk();
   absl::Status ComputeChunk(Request& request, int64_t length, std::span<float> logits);
+  // What a step does for a request.
+  enum class Part { kWhole, kFirstLayers, kOutput };
+  struct Share {
+    RequestPtr request;
+    Part part = Part::kWhole;
+  };
   bool RunDecodeStep();
-  std::vector<RequestPtr> CollectBatch();
-  void DecodeSingly(const std::vector<RequestPtr>& batch);
+  std::vector<Share> CollectBatch();
+  // Moves a request in handover on; nothing if it waits for its answer or needs nothing here.
+  std::optional<Share> ShareOfHandover(const RequestPtr& request);
+  executor::DecodeSlot MakeSlot(const Share& share, std::span<float> logits);
+  absl::Status RunSlots(std::span<const executor::DecodeSlot> slots);
+  void FinishShare(const Share& share, const absl::Status& status, std::span<float> logits);
   // False if the request has ended.
   bool SampleAndDeliver(const RequestPtr& request, std::span<float> logits);
   bool Deliver(const RequestPtr& request, const sampling::SampledToken& token);
@@ -144,7 +191,8 @@ class DecodeEngine {
   std::deque<RequestPtr> waiting_;
   std::vector<RequestPtr> active_;  // in order of arrival
   std::deque<RequestPtr> local_;    // kLocalPrefill, taking turns
-  std::vector<float> logits_;       // max_batch rows
+  std::vector<std::shared_ptr<Cohort>> cohorts_;
+  std::vector<float> logits_;  // max_batch rows
 
   std::thread thread_;
 };

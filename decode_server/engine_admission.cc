@@ -88,11 +88,13 @@ void DecodeEngine::Preempt(const RequestPtr& request) {
   SMARTGEN_LOG(info, "decode",
                "pre-empted in state {} with {} tokens: no KV room for older requests",
                RequestStateName(request->state()), request->length());
-  if (request->state() == RequestState::kDecoding) {
+  if (request->state() == RequestState::kDecoding || request->state() == RequestState::kReading ||
+      request->state() == RequestState::kHandover) {
     request->stats.decode_seconds += base::ToSeconds(parts_.clock->Now() - request->decode_started);
   }
   EndAttempt(*request);
   request->sequence.reset();
+  request->reading.reset();
   request->force_local = true;
   std::erase(active_, request);
   std::erase(local_, request);

@@ -18,6 +18,8 @@ struct DecodeEngine::Hot {
         recomputed_tokens(m.GetCounter("prompt_tokens_total", {{"source", "recomputed"}})),
         generated(m.GetCounter("generation_tokens_total")),
         preemptions(m.GetCounter("preemptions_total")),
+        miss_ratio(m.GetHistogram("ondemand_miss_ratio")),
+        stall_seconds(m.GetHistogram("decode_stall_seconds")),
         running(m.GetGauge("requests_running")),
         waiting(m.GetGauge("requests_waiting")),
         pages_free(m.GetGauge("kv_pages", {{"state", "free"}})),
@@ -33,6 +35,8 @@ struct DecodeEngine::Hot {
   metrics::Counter& recomputed_tokens;
   metrics::Counter& generated;
   metrics::Counter& preemptions;
+  metrics::Histogram& miss_ratio;
+  metrics::Histogram& stall_seconds;
   metrics::Gauge& running;
   metrics::Gauge& waiting;
   metrics::Gauge& pages_free;

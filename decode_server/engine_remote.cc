@@ -56,14 +56,23 @@ absl::Status DecodeEngine::StartAttempt(const RequestPtr& request, const std::st
   spec.deadline = base::Deadline::Earlier(
       request->spec.deadline, base::Deadline::After(*parts_.clock, options_.prefill_timeout));
   spec.sequence = request->sequence;
+  // Lossless first: exact is full where the link hides the transfer.
+  const Mode mode = request->spec.mode == Mode::kAuto ? Mode::kExact : request->spec.mode;
+  spec.mode = mode;
+  spec.transfer = request->spec.transfer;
   request->remote = {};
+  request->remote.prompt_end = request->length();
+  request->reading.reset();
+  if (transfer::Selects(mode) || (mode == Mode::kExact && spec.transfer.ship_queries)) {
+    RETURN_IF_ERROR(PrepareReading(request));
+  }
   request->remote.number = ++request->attempts;
   request->remote.address = address;
   ASSIGN_OR_RETURN(request->remote.attempt,
                    parts_.directory->Start(address, std::move(spec), MakeEvents(request)));
   request->remote.renewed_at = parts_.clock->Now();
   request->Advance(RequestState::kRemotePrefill);
-  request->stats.mode = Mode::kFull;
+  request->stats.mode = mode;
   request->stats.prefill_address = address;
   return absl::OkStatus();
 }
@@ -94,6 +103,21 @@ AttemptEvents DecodeEngine::MakeEvents(const RequestPtr& request) {
   };
   events.on_complete = [this, post, request] { post([this, request] { OnComplete(request); }); };
   events.on_sent = [post, request] { post([request] { request->remote.sent = true; }); };
+  events.on_plan = [post, request](const PlanInfo& plan) {
+    post([request, plan] { request->remote.plan = plan; });
+  };
+  events.on_arrival = [post] { post([] {}); };  // wakes the engine
+  events.on_reply = [this, post, request](uint64_t step, int layer, std::vector<std::byte> bytes) {
+    post([this, request, step, layer, bytes = std::move(bytes)] {
+      OnReply(request, step, layer, bytes);
+    });
+  };
+  events.on_metadata = [this, post, request](int layer, int64_t begin, int64_t end, bool header,
+                                             std::vector<std::byte> bytes) {
+    post([this, request, layer, begin, end, header, bytes = std::move(bytes)] {
+      OnMetadata(request, layer, begin, end, header, bytes);
+    });
+  };
   events.on_failed = [this, post, request](Fallback reason, const absl::Status& status) {
     post([this, request, reason, status] { AttemptFailed(request, reason, status); });
   };
@@ -102,8 +126,11 @@ AttemptEvents DecodeEngine::MakeEvents(const RequestPtr& request) {
 
 void DecodeEngine::EndAttempt(Request& request) {
   if (request.remote.attempt == nullptr) return;
-  request.stats.transfer_bytes += request.remote.attempt->progress().bytes;
+  // Ended first, so that what is counted is all there will be.
   request.remote.attempt->End();
+  const PrefillAttempt::Progress progress = request.remote.attempt->progress();
+  request.stats.transfer_bytes += progress.bytes;
+  for (const auto& [path, bytes] : progress.path_bytes) request.stats.path_bytes[path] += bytes;
   request.remote.attempt.reset();
 }
 
@@ -120,7 +147,12 @@ void DecodeEngine::AttemptFailed(const RequestPtr& request, Fallback reason,
   CountFallback(*request, reason,
                 fmt::format("{}: {}", request->remote.address, base::MessageOf(status)));
   request->tried.push_back(request->remote.address);
+  if (request->decode_started != base::TimePoint{}) {
+    request->stats.decode_seconds += base::ToSeconds(parts_.clock->Now() - request->decode_started);
+    request->decode_started = {};
+  }
   EndAttempt(*request);
+  request->reading.reset();
   // A payload under way may still write into the old pages: going on happens in others.
   request->sequence.reset();
   if (!ReserveRoom(*request)) {
@@ -145,14 +177,26 @@ void DecodeEngine::OnToken(const RequestPtr& request, const sampling::SampledTok
   const double seconds = base::ToSeconds(now - request->prefill_started);
   request->stats.prefill_seconds += seconds;
   hot_->prefill_seconds.Observe(seconds);
-  request->Advance(RequestState::kReceiving);
   request->remote.token_at = request->remote.progress_at = now;
+  const Mode mode = request->stats.mode;
+  if (mode == Mode::kFull || (request->remote.kv_complete && request->reading == nullptr)) {
+    request->Advance(RequestState::kReceiving);
+  } else if (mode == Mode::kExact && request->spec.transfer.ship_queries) {
+    EnterReading(request);
+  } else {
+    EnterHandover(request);  // until there is metadata to select by, in modes that select
+  }
   if (!Deliver(request, token)) return;
-  if (request->remote.kv_complete) EnterDecoding(request);
+  if (request->state() == RequestState::kReceiving && request->remote.kv_complete) {
+    EnterDecoding(request);
+  }
 }
 
 void DecodeEngine::OnDone(const RequestPtr& request, bool transfer, double) {
-  if (transfer || request->state() != RequestState::kReceiving) return;
+  const RequestState state = request->state();
+  const bool waits = state == RequestState::kReceiving || state == RequestState::kHandover ||
+                     state == RequestState::kReading;
+  if (transfer || !waits) return;
   AttemptFailed(
       request, Fallback::kPrefillError,
       base::Internal("the prefill side ended the transfer after a token that ends nothing here"));
@@ -160,22 +204,32 @@ void DecodeEngine::OnDone(const RequestPtr& request, bool transfer, double) {
 
 void DecodeEngine::OnComplete(const RequestPtr& request) {
   request->remote.kv_complete = true;
+  request->stats.all_local_seconds = base::ToSeconds(parts_.clock->Now() - request->arrival);
   if (request->state() == RequestState::kReceiving) EnterDecoding(request);
 }
 
 void DecodeEngine::EnterDecoding(const RequestPtr& request) {
   const base::TimePoint now = parts_.clock->Now();
-  const double exposed = base::ToSeconds(now - request->remote.token_at);
-  request->stats.transfer_exposed_seconds += exposed;
-  hot_->exposed_seconds.Observe(exposed);
-  const int64_t computed = request->length() - 1;  // the token just sent has no KV yet
-  hot_->remote_tokens.Add(static_cast<double>(computed - request->sequence->prefix_tokens()));
+  if (request->state() == RequestState::kReceiving) {
+    const double exposed = base::ToSeconds(now - request->remote.token_at);
+    request->stats.transfer_exposed_seconds += exposed;
+    hot_->exposed_seconds.Observe(exposed);
+    request->decode_started = now;
+  }
+  hot_->remote_tokens.Add(
+      static_cast<double>(request->remote.prompt_end - request->sequence->prefix_tokens()));
   EndAttempt(*request);
-  parts_.prefix_cache->Insert(
-      std::span<const int32_t>(request->tokens).first(static_cast<size_t>(computed)),
-      *request->sequence);
+  // The prompt's pages alone: what was made under a selection must serve nobody else.
+  parts_.prefix_cache->Insert(std::span<const int32_t>(request->tokens)
+                                  .first(static_cast<size_t>(request->remote.prompt_end)),
+                              *request->sequence);
+  if (request->reading != nullptr) {
+    request->reading->reader.reset();
+    request->reading->read.remote = nullptr;
+    request->reading->read.ship_end = 0;
+    if (request->reading->selector == nullptr) request->reading.reset();
+  }
   request->Advance(RequestState::kDecoding);
-  request->decode_started = now;
 }
 
 void DecodeEngine::WatchAttempts() {
@@ -188,13 +242,18 @@ void DecodeEngine::WatchAttempts() {
       remote.attempt->RenewLease();
       remote.renewed_at = now;
     }
-    if (request->state() == RequestState::kReceiving) WatchTransfer(request, now);
+    if (request->state() == RequestState::kHandover) WatchHandover(request, now);
+    const RequestState state = request->state();
+    if (state == RequestState::kReceiving || state == RequestState::kHandover) {
+      WatchTransfer(request, now);
+    }
   }
 }
 
 void DecodeEngine::WatchTransfer(const RequestPtr& request, base::TimePoint now) {
   auto& remote = request->remote;
-  if (now - remote.token_at > options_.transfer_timeout) {
+  if (request->state() == RequestState::kReceiving &&
+      now - remote.token_at > options_.transfer_timeout) {
     AttemptFailed(request, Fallback::kTransferTimeout,
                   base::DeadlineExceeded("KV was not complete {:g} s after the token",
                                          base::ToSeconds(options_.transfer_timeout)));
@@ -216,6 +275,7 @@ void DecodeEngine::WatchTransfer(const RequestPtr& request, base::TimePoint now)
   const bool quiet =
       remote.sent && now - std::max(remote.pairing_at, remote.progress_at) > options_.stall;
   if (!quiet && now - remote.progress_at <= kPatience * options_.stall) return;
+  if (request->state() == RequestState::kHandover) FetchBorn(request);
   if (remote.fetches >= options_.max_fetches) {
     AttemptFailed(request, Fallback::kTransferStalled,
                   base::DataLoss("KV did not come though asked for {} times", remote.fetches));

@@ -13,7 +13,16 @@ void Options::Bind(config::Binder& b) {
   });
   b.Field("prefill", &prefill, "gRPC addresses of prefill instances, host:port");
   security.Bind(b);
-  b.Choice("mode", &mode, {"auto", "full", "local"}, "for requests that name none");
+  b.Choice("mode", &mode, {"auto", "full", "local", "exact", "smartgen", "partial", "random"},
+           "for requests that name none");
+  b.Choice("handover", &handover, {"split", "attend"},
+           "exact steps while KV is on the way: layers or queries are handed over");
+  b.Choice("selector", &transfer.selector, {"dense", "quest", "hata", "infinigen"},
+           "which KV a step reads, in modes that select");
+  b.Field("selection_budget", &transfer.selection_budget,
+          "share of the context that a step reads, in modes that select");
+  b.Field("speculative_ratio", &transfer.speculative_ratio,
+          "share of the KV delivered in idle time a step; 0: as much as fits");
   b.Choice("compute", &compute, {"auto", "f32", "bf16"},
            "what products are computed in; auto: the faster here");
   b.Field("threads", &threads, "compute threads; 0: one a core");
@@ -66,6 +75,7 @@ absl::Status Options::Check() const {
   for (const auto& [name, value] : not_negative) {
     if (value < 0) return base::InvalidArgument("{}: want at least 0, got {}", name, value);
   }
+  RETURN_IF_ERROR(transfer.Check());
   constexpr base::Duration kMin = std::chrono::milliseconds(1);
   const std::pair<const char*, base::Duration> times[] = {{"heartbeat", heartbeat},
                                                           {"pairing_timeout", pairing_timeout},

@@ -8,6 +8,7 @@
 #include "common/base/status.h"
 #include "common/config/binder.h"
 #include "common/rpc/security.h"
+#include "common/transfer/request_options.h"
 
 namespace smartgen::decode_server {
 
@@ -18,7 +19,9 @@ struct Options {
   std::vector<std::string> prefill;               // gRPC addresses of prefill instances, host:port
   rpc::Security security;
 
-  std::string mode = "auto";  // for requests that name none
+  std::string mode = "auto";          // for requests that name none
+  transfer::RequestOptions transfer;  // what requests leave open
+  std::string handover = "split";     // of mode exact, likewise: split, attend
   std::string compute =
       "auto";  // f32, bf16, auto (the faster of the two here); equal on both sides of a pairing
   int threads = 0;  // 0: one a core

@@ -102,6 +102,9 @@ class PairingSession : public std::enable_shared_from_this<PairingSession> {
   void Unregister(const base::TransferId& id);
   void Send(v1::ControlMessage message);
   void Fetch(const base::TransferId& id, std::span<const transfer::LayerRange> ranges);
+  // Steps handed over go out in one message, so that they are computed together.
+  void AddStep(v1::Split::Step step);
+  void FlushSteps();
 
  private:
   absl::StatusOr<v1::HelloReply> Handshake();
@@ -123,6 +126,7 @@ class PairingSession : public std::enable_shared_from_this<PairingSession> {
   std::shared_ptr<channel::Channel> channel_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<transfer::TransferReceiver> receiver_ ABSL_GUARDED_BY(mutex_);
   std::map<base::TransferId, std::weak_ptr<RemoteAttempt>> attempts_ ABSL_GUARDED_BY(mutex_);
+  v1::ControlMessage steps_ ABSL_GUARDED_BY(mutex_);  // a Split, or nothing
   v1::HelloReply reply_ ABSL_GUARDED_BY(mutex_);
   bool replied_ ABSL_GUARDED_BY(mutex_) = false;
   bool paired_ ABSL_GUARDED_BY(mutex_) = false;

@@ -128,11 +128,13 @@ std::shared_ptr<transfer::TransferReceiver> PairingSession::MakeReceiver(
   events.on_damaged = [weak = weak_from_this()](const base::TransferId& id,
                                                 std::span<const transfer::LayerRange> ranges) {
     const auto self = weak.lock();
-    if (self == nullptr) return;
+    if (self == nullptr || ranges.empty()) return;
     self->context_->metrics->GetCounter("fallback_total", {{"reason", "kv_damaged"}}).Add();
-    SMARTGEN_LOG(warn, "transfer",
-                 "KV from {} was damaged on the way (layer {}, tokens {} to {}): fetching it again",
-                 self->address_, ranges.front().layer, ranges.front().begin, ranges.back().end);
+    SMARTGEN_LOG(
+        warn, "transfer",
+        "KV from {} was damaged on the way (layer {}, {} ranges from token {} on): fetching "
+        "it again",
+        self->address_, ranges.front().layer, ranges.size(), ranges.front().begin);
     self->Fetch(id, ranges);
   };
   events.on_closed = [weak = weak_from_this()](const absl::Status& reason) {
@@ -165,6 +167,9 @@ void PairingSession::OnMessage(const v1::ControlMessage& message) {
     case v1::ControlMessage::kAbort:
       attempt = Find(message.abort().transfer_id());
       break;
+    case v1::ControlMessage::kPlan:
+      attempt = Find(message.plan().transfer_id());
+      break;
     default:
       break;
   }
@@ -181,6 +186,7 @@ void PairingSession::OnMessage(const v1::ControlMessage& message) {
   changed_.NotifyAll();
   if (attempt == nullptr) return;
   if (message.has_sent()) attempt->OnSent();
+  if (message.has_plan()) attempt->OnPlan(message.plan());
   if (message.has_abort()) attempt->OnAborted(message.abort().reason());
 }
 
@@ -306,6 +312,21 @@ void PairingSession::Send(v1::ControlMessage message) {
     stream = stream_;
   }
   if (stream != nullptr) stream->Push(std::move(message));
+}
+
+void PairingSession::AddStep(v1::Split::Step step) {
+  base::MutexLock lock(mutex_);
+  *steps_.mutable_split()->add_steps() = std::move(step);
+}
+
+void PairingSession::FlushSteps() {
+  v1::ControlMessage message;
+  {
+    base::MutexLock lock(mutex_);
+    if (!steps_.has_split()) return;
+    message.Swap(&steps_);
+  }
+  Send(std::move(message));
 }
 
 void PairingSession::Fetch(const base::TransferId& id,

@@ -24,23 +24,43 @@ absl::Status RemoteAttempt::Begin(const AttemptSpec& spec) {
   // First the place for the KV, then the call: the first layer may come before the call's first
   // event.
   if (spec.max_tokens > 1) {
-    const auto weak = weak_from_this();
-    RETURN_IF_ERROR(receiver_->Begin({.id = id_,
-                                      .sequence = spec.sequence,
-                                      .begin = spec.decode_cached_tokens,
-                                      .end = static_cast<int64_t>(spec.tokens.size()),
-                                      .on_layer =
-                                          [weak](int) {
-                                            if (const auto self = weak.lock()) self->OnLayer();
-                                          },
-                                      .on_complete =
-                                          [weak] {
-                                            if (const auto self = weak.lock()) self->OnComplete();
-                                          }}));
+    RETURN_IF_ERROR(receiver_->Begin(MakeReceiveSpec(spec)));
   }
   const absl::Status registered = session_->Register(id_, shared_from_this());
   if (!registered.ok()) receiver_->End(id_);
   return registered;
+}
+
+transfer::ReceiveSpec RemoteAttempt::MakeReceiveSpec(const AttemptSpec& spec) {
+  // The receiver may outlive this; whoever has ended hears nothing more.
+  const auto live = [weak = weak_from_this()]() -> std::shared_ptr<RemoteAttempt> {
+    const auto self = weak.lock();
+    return self != nullptr && !self->ended() ? self : nullptr;
+  };
+  transfer::ReceiveSpec receive;
+  receive.id = id_;
+  receive.sequence = spec.sequence;
+  receive.begin = spec.decode_cached_tokens;
+  receive.end = static_cast<int64_t>(spec.tokens.size());
+  receive.on_layer = [live](int) {
+    if (const auto self = live()) self->OnLayer();
+  };
+  receive.on_complete = [live] {
+    if (const auto self = live()) self->OnComplete();
+  };
+  receive.on_arrival = [live] {
+    if (const auto self = live()) self->events_.on_arrival();
+  };
+  receive.on_reply = [live](uint64_t step, int layer, std::vector<std::byte> bytes) {
+    if (const auto self = live()) self->events_.on_reply(step, layer, std::move(bytes));
+  };
+  receive.on_metadata = [live](int layer, int64_t begin, int64_t end, bool header,
+                               std::vector<std::byte> bytes) {
+    if (const auto self = live()) {
+      self->events_.on_metadata(layer, begin, end, header, std::move(bytes));
+    }
+  };
+  return receive;
 }
 
 void RemoteAttempt::Call(const AttemptSpec& spec) {
@@ -53,7 +73,8 @@ void RemoteAttempt::Call(const AttemptSpec& spec) {
   request_.set_prompt_tokens(spec.prompt_tokens);
   rpc::ToProto(spec.sampling, request_.mutable_sampling());
   request_.set_max_tokens(spec.max_tokens);
-  request_.set_mode(v1::MODE_FULL);
+  request_.set_mode(rpc::ToProto(spec.mode));
+  rpc::ToProto(spec.transfer, request_.mutable_transfer());
   request_.set_model_fingerprint(context.model_fingerprint);
   Stream::Events events;
   events.on_message = [self = shared_from_this()](const v1::PrefillEvent& event) {
@@ -86,7 +107,6 @@ void RemoteAttempt::OnLayer() {
 }
 
 void RemoteAttempt::OnComplete() {
-  if (ended()) return;
   const PairingContext& context = session_->context();
   const double seconds = base::ToSeconds(context.clock->Now() - first_layer_at_);
   const uint64_t bytes = receiver_->stats(id_).bytes;
@@ -164,15 +184,24 @@ void RemoteAttempt::OnAborted(const std::string& reason) {
 
 void RemoteAttempt::OnDown(const absl::Status& reason) { Fail(Fallback::kPeerDown, reason); }
 
+void RemoteAttempt::OnPlan(const v1::Plan& plan) {
+  if (ended()) return;
+  events_.on_plan({.budget_blocks = plan.budget_blocks(),
+                   .pushed_blocks = plan.pushed_blocks(),
+                   .total_blocks = plan.total_blocks(),
+                   .prefill_seconds = plan.prefill_seconds(),
+                   .transfer_seconds = plan.transfer_seconds()});
+}
+
 PrefillAttempt::Progress RemoteAttempt::progress() const {
-  Progress progress;
-  progress.bytes = receiver_->stats(id_).bytes;  // not under our lock: the receiver calls us
+  transfer::ReceiverStats stats = receiver_->stats(id_);  // not under our lock: it calls us
   {
     base::MutexLock lock(mutex_);
-    if (ended_) progress.bytes = final_bytes_;
+    if (ended_) stats = final_;
   }
-  progress.pairing_bytes = session_->received_bytes();
-  return progress;
+  return {.bytes = stats.bytes,
+          .pairing_bytes = session_->received_bytes(),
+          .path_bytes = std::move(stats.bytes_by_path)};
 }
 
 bool RemoteAttempt::FetchMissing() {
@@ -180,6 +209,57 @@ bool RemoteAttempt::FetchMissing() {
   if (missing.empty()) return false;
   session_->Fetch(id_, missing);
   return true;
+}
+
+void RemoteAttempt::FetchRanges(std::span<const transfer::LayerRange> ranges) {
+  if (!ranges.empty()) session_->Fetch(id_, ranges);
+}
+
+void RemoteAttempt::FetchHeads(int layer, std::span<const kv::HeadRange> ranges, bool again) {
+  v1::ControlMessage message;
+  v1::Fetch& fetch = *message.mutable_fetch();
+  fetch.set_transfer_id(rpc::TransferIdBytes(id_));
+  fetch.set_layer(layer);
+  fetch.set_again(again);
+  for (const kv::HeadRange& range : ranges) {
+    v1::HeadRange* out = fetch.add_heads();
+    out->set_head(range.head);
+    out->set_begin(range.begin);
+    out->set_end(range.end);
+  }
+  session_->Send(std::move(message));
+}
+
+void RemoteAttempt::Split(int64_t position, int32_t token, int layer,
+                          std::span<const float> hidden) {
+  v1::Split::Step step;
+  step.set_transfer_id(rpc::TransferIdBytes(id_));
+  step.set_position(position);
+  step.set_token(token);
+  step.set_layer(layer);
+  if (layer > 0) step.set_hidden(hidden.data(), hidden.size_bytes());
+  session_->AddStep(std::move(step));
+}
+
+void RemoteAttempt::Attend(int64_t position, int layer, int64_t begin, int64_t end,
+                           std::span<const float> queries) {
+  v1::ControlMessage message;
+  v1::Attend& attend = *message.mutable_attend();
+  attend.set_layer(layer);
+  v1::Attend::Job& job = *attend.add_jobs();
+  job.set_transfer_id(rpc::TransferIdBytes(id_));
+  job.set_position(position);
+  job.set_begin(begin);
+  job.set_end(end);
+  job.set_queries(queries.data(), queries.size_bytes());
+  session_->Send(std::move(message));
+}
+
+void RemoteAttempt::Credit(int64_t bytes) {
+  v1::ControlMessage message;
+  message.mutable_credit()->set_transfer_id(rpc::TransferIdBytes(id_));
+  message.mutable_credit()->set_bytes(bytes);
+  session_->Send(std::move(message));
 }
 
 void RemoteAttempt::RenewLease() {
@@ -195,7 +275,7 @@ void RemoteAttempt::End() {
     base::MutexLock lock(mutex_);
     if (ended_) return;
     ended_ = true;
-    final_bytes_ = stats.bytes;
+    final_ = stats;
     stream.swap(stream_);
   }
   receiver_->End(id_);

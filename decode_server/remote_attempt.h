@@ -19,12 +19,20 @@ class RemoteAttempt final : public PrefillAttempt,
 
   Progress progress() const override;
   bool FetchMissing() override;
+  void FetchRanges(std::span<const transfer::LayerRange> ranges) override;
+  void FetchHeads(int layer, std::span<const kv::HeadRange> ranges, bool again) override;
+  void Split(int64_t position, int32_t token, int layer, std::span<const float> hidden) override;
+  void FlushSteps() override { session_->FlushSteps(); }
+  void Attend(int64_t position, int layer, int64_t begin, int64_t end,
+              std::span<const float> queries) override;
+  void Credit(int64_t bytes) override;
   void RenewLease() override;
   base::Duration lease() const override { return session_->lease(); }
   void End() override;
 
   // From the session.
   void OnSent();
+  void OnPlan(const v1::Plan& plan);
   void OnAborted(const std::string& reason);
   void OnDown(const absl::Status& reason);
 
@@ -34,6 +42,7 @@ class RemoteAttempt final : public PrefillAttempt,
   RemoteAttempt(std::shared_ptr<PairingSession> session, AttemptEvents events)
       : session_(std::move(session)), events_(std::move(events)), id_(base::NewTransferId()) {}
   absl::Status Begin(const AttemptSpec& spec);
+  transfer::ReceiveSpec MakeReceiveSpec(const AttemptSpec& spec);
   void Call(const AttemptSpec& spec);
   void OnEvent(const v1::PrefillEvent& event);
   void OnClosed(const absl::Status& status);
@@ -56,7 +65,7 @@ class RemoteAttempt final : public PrefillAttempt,
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;  // told once
   bool done_ ABSL_GUARDED_BY(mutex_) = false;    // the event has come
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // the call has ended
-  uint64_t final_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  transfer::ReceiverStats final_ ABSL_GUARDED_BY(mutex_);
   // The channel's thread only.
   base::TimePoint first_layer_at_{};
   uint64_t first_layer_bytes_ = 0;

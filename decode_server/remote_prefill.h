@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,8 +12,12 @@
 
 #include "common/base/clock.h"
 #include "common/base/status.h"
+#include "common/kv/remote_kv.h"
 #include "common/kv/sequence.h"
 #include "common/sampling/sampler.h"
+#include "common/transfer/mode.h"
+#include "common/transfer/request_options.h"
+#include "common/transfer/transfer.h"
 
 namespace smartgen::decode_server {
 
@@ -27,6 +32,7 @@ enum class Fallback {
   kLeaseLost,           // it gave the prompt's KV up
   kTransferStalled,     // KV did not come though asked for again
   kTransferTimeout,     // KV did not come in time
+  kHandoverTimeout,     // a handed-over step got no answer though asked for again
 };
 std::string_view FallbackName(Fallback reason);
 // From what a Prefill call ended with.
@@ -39,7 +45,18 @@ struct AttemptSpec {
   sampling::SamplingParams sampling;
   int64_t max_tokens = 1;  // still to come; 1: no KV is wanted
   base::Deadline deadline = base::Deadline::Infinite();
-  std::shared_ptr<kv::KvSequence> sequence;  // room for all tokens
+  std::shared_ptr<kv::KvSequence> sequence;     // room for all tokens
+  transfer::Mode mode = transfer::Mode::kFull;  // one that transfers
+  transfer::RequestOptions transfer;
+};
+
+// How the KV will come, as the prefill side has it.
+struct PlanInfo {
+  int64_t budget_blocks = 0;
+  int64_t pushed_blocks = 0;
+  int64_t total_blocks = 0;
+  double prefill_seconds = 0;
+  double transfer_seconds = 0;
 };
 
 // Called on any thread; must not block. After PrefillAttempt::End returned, some may still come.
@@ -52,6 +69,15 @@ struct AttemptEvents {
   std::function<void()> on_complete;
   // The prefill side has handed everything to the network.
   std::function<void()> on_sent;
+  std::function<void(const PlanInfo& plan)> on_plan;
+  // Entries that a step asked for have come, some of them.
+  std::function<void()> on_arrival;
+  // The answer to Split (layer as asked) or Attend.
+  std::function<void(uint64_t step, int layer, std::vector<std::byte> bytes)> on_reply;
+  // Selection metadata in the wire format (common/selector/metadata.h).
+  std::function<void(int layer, int64_t begin, int64_t end, bool header,
+                     std::vector<std::byte> bytes)>
+      on_metadata;
   std::function<void(Fallback reason, const absl::Status& status)> on_failed;
 };
 
@@ -61,11 +87,24 @@ class PrefillAttempt {
   struct Progress {
     uint64_t bytes = 0;          // of this transfer, verified
     uint64_t pairing_bytes = 0;  // of all transfers of the pairing
+    std::map<transfer::Path, uint64_t> path_bytes;
   };
   virtual ~PrefillAttempt() = default;
   virtual Progress progress() const = 0;
   // Asks again for what is missing; false if nothing is.
   virtual bool FetchMissing() = 0;
+  // Asks for these ranges, whether sent before or not.
+  virtual void FetchRanges(std::span<const transfer::LayerRange> ranges) = 0;
+  // Entries that a step needs; `again`: also those that are on their way.
+  virtual void FetchHeads(int layer, std::span<const kv::HeadRange> ranges, bool again) = 0;
+  // Hands the rest of a step over: layers [layer, all) of the token at `position`. Steps of the
+  // same instance go out together, when FlushSteps is called for any of them.
+  virtual void Split(int64_t position, int32_t token, int layer, std::span<const float> hidden) = 0;
+  virtual void FlushSteps() = 0;
+  virtual void Attend(int64_t position, int layer, int64_t begin, int64_t end,
+                      std::span<const float> queries) = 0;
+  // The link may carry so many bytes more of the rest.
+  virtual void Credit(int64_t bytes) = 0;
   // Tells the prefill side to hold the KV on. How long a renewal lasts:
   virtual void RenewLease() = 0;
   virtual base::Duration lease() const = 0;

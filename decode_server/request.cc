@@ -10,13 +10,17 @@ namespace {
 bool Allowed(RequestState from, RequestState to) {
   using enum RequestState;
   if (to == kFinished) return from != kFinished;
+  const bool lost = to == kRemotePrefill || to == kLocalPrefill || to == kWaiting;
   switch (from) {
     case kWaiting:
       return to == kRemotePrefill || to == kLocalPrefill;
     case kRemotePrefill:
-      return to == kReceiving || to == kRemotePrefill || to == kLocalPrefill || to == kWaiting;
+      return to == kReceiving || to == kHandover || to == kReading || lost;
+    case kHandover:
+      return to == kReading || to == kDecoding || lost;
     case kReceiving:
-      return to == kDecoding || to == kRemotePrefill || to == kLocalPrefill || to == kWaiting;
+    case kReading:
+      return to == kDecoding || lost;
     case kLocalPrefill:
       return to == kDecoding || to == kWaiting;
     case kDecoding:
@@ -43,6 +47,10 @@ std::string_view RequestStateName(RequestState state) {
       return "remote_prefill";
     case RequestState::kReceiving:
       return "receiving";
+    case RequestState::kHandover:
+      return "handover";
+    case RequestState::kReading:
+      return "reading";
     case RequestState::kLocalPrefill:
       return "local_prefill";
     case RequestState::kDecoding:

@@ -4,14 +4,19 @@
 //   kRemotePrefill  room reserved; a prefill instance works on it
 //   kReceiving      the next token is known and sent; its KV is on the way
 //   kLocalPrefill   computing prompt (and tokens so far) here, chunk by chunk
-//   kDecoding       in the batch
+//   kHandover       makes tokens: layers whose KV is all here run here, the rest where it is
+//   kReading        makes tokens; what a step reads and is not here is asked for
+//   kDecoding       in the batch: all KV is here
 //   kFinished       everything given back; final
 //
 //   kWaiting       -> kRemotePrefill | kLocalPrefill | kFinished
-//   kRemotePrefill -> kReceiving | kRemotePrefill (another instance) | kLocalPrefill | kWaiting |
-//   kFinished kReceiving     -> kDecoding | kRemotePrefill (another instance) | kLocalPrefill |
-//   kWaiting | kFinished kLocalPrefill  -> kDecoding | kWaiting (pre-empted) | kFinished kDecoding
-//   -> kWaiting (pre-empted) | kFinished
+//   kRemotePrefill -> kReceiving | kHandover | kReading | kLost | kFinished
+//   kReceiving     -> kDecoding | kLost | kFinished
+//   kHandover      -> kReading (its metadata has come) | kDecoding | kLost | kFinished
+//   kReading     -> kDecoding | kLost | kFinished
+//   kLocalPrefill  -> kDecoding | kWaiting (pre-empted) | kFinished
+//   kDecoding      -> kWaiting (pre-empted) | kFinished
+//   where kLost is: kRemotePrefill (another instance) | kLocalPrefill | kWaiting (pre-empted)
 //
 // The engine's thread owns a request and moves it with Advance, which allows no other transition.
 // Whatever happens, tokens that were sent stay: going on means computing prompt plus tokens so far
@@ -21,6 +26,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,13 +36,16 @@
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/status.h"
+#include "common/executor/executor.h"
 #include "common/kv/sequence.h"
 #include "common/sampling/sampler.h"
+#include "common/selector/selector.h"
 #include "decode_server/remote_prefill.h"
+#include "decode_server/remote_reader.h"
 
 namespace smartgen::decode_server {
 
-enum class Mode { kAuto, kFull, kLocal };
+using transfer::Mode;
 enum class FinishReason { kStop, kLength };
 
 struct Stats {
@@ -52,6 +61,12 @@ struct Stats {
   double decode_seconds = 0;
   uint64_t transfer_bytes = 0;
   int64_t preemptions = 0;
+  std::map<transfer::Path, uint64_t> path_bytes;
+  int64_t handover_steps = 0;
+  double all_local_seconds = 0;  // from arrival; 0: it never was
+  int64_t selected_entries = 0;  // by steps that selected
+  int64_t remote_entries = 0;    // of these, not here when their layer began
+  int64_t wait_steps = 0;        // steps that waited for entries
 };
 
 // Who hears of a request. Calls come from the engine's thread and must not block: Admitted?,
@@ -71,6 +86,7 @@ struct GenerateSpec {
   sampling::SamplingParams sampling;
   int64_t max_tokens = 1;  // in total, `generated` included
   Mode mode = Mode::kAuto;
+  transfer::RequestOptions transfer;
   std::vector<std::string> prefill_ranking;
   base::Deadline deadline = base::Deadline::Infinite();
 };
@@ -79,6 +95,8 @@ enum class RequestState {
   kWaiting,
   kRemotePrefill,
   kReceiving,
+  kHandover,
+  kReading,
   kLocalPrefill,
   kDecoding,
   kFinished
@@ -89,6 +107,26 @@ class Request {
  public:
   Request(GenerateSpec spec, std::shared_ptr<GenerateListener> listener, base::TimePoint arrival,
           uint64_t serial);
+
+  // Steps that are shared with the prefill side.
+  struct Handover {
+    enum class Phase { kReady, kAway, kBack };
+    Phase phase = Phase::kReady;
+    int layers = 0;                    // the first ones, which ran here; never fewer
+    std::vector<int64_t> local_until;  // by layer: tokens known to be here
+    std::vector<float> hidden;         // what goes there, then what came back
+    base::TimePoint sent_at{};
+    int retries = 0;
+  };
+  // Steps that read a selection, or KV that is not here.
+  struct Reading {
+    std::shared_ptr<const selector::KvSelector> selector;  // null: full attention, queries shipped
+    std::unique_ptr<selector::MetadataStore> metadata;     // with a selector
+    std::unique_ptr<RemoteReader> reader;                  // null: all is here
+    executor::SlotRead read;
+    bool under_way = false;  // in a cohort
+    int64_t credited = 0;    // bytes of the rest that may have been sent
+  };
 
   const GenerateSpec spec;
   const std::shared_ptr<GenerateListener> listener;
@@ -124,8 +162,11 @@ class Request {
     std::shared_ptr<PrefillAttempt> attempt;
     uint64_t number = 0;  // tells events of this attempt from those of an earlier one
     std::string address;
-    bool started = false;  // it left the prefill side's queue: it has a lease
-    bool kv_complete = false;
+    bool started = false;    // it left the prefill side's queue: it has a lease
+    int64_t prompt_end = 0;  // KV of tokens before comes, the rest is born
+    bool asked_born = false;
+    bool kv_complete = false;  // of tokens before prompt_end
+    PlanInfo plan;
     bool sent = false;           // everything was handed to the network
     base::TimePoint token_at{};  // when the next token came
     base::TimePoint renewed_at{};
@@ -136,6 +177,8 @@ class Request {
     int fetches = 0;  // without progress since
   };
   Remote remote;
+  Handover handover;
+  std::shared_ptr<Reading> reading;  // a cohort may hold it longer; null: none
   uint64_t attempts = 0;
   std::vector<std::string> tried;  // instances that failed this request
 

@@ -19,12 +19,6 @@ constexpr base::Duration kAbortGrace = std::chrono::seconds(2);
 // For answers that are finished to reach their clients.
 constexpr base::Duration kFlushGrace = std::chrono::seconds(2);
 
-Mode ParseMode(const std::string& mode) {
-  if (mode == "full") return Mode::kFull;
-  if (mode == "local") return Mode::kLocal;
-  return Mode::kAuto;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DecodeServer>> DecodeServer::Start(const Options& options,
@@ -104,6 +98,12 @@ absl::Status DecodeServer::InitPairings() {
 }
 
 void DecodeServer::InitEngine() {
+  std::vector<int> query_heads;
+  for (const model::LayerConfig& layer : parts_.executor->config().layers) {
+    query_heads.push_back(layer.num_heads);
+  }
+  selectors_ = std::make_unique<selector::SelectorSet>(layout_, std::move(query_heads),
+                                                       selector::Parameters{}, selector::Options{});
   DecodeEngine::Options engine_options;
   engine_options.max_batch = options_.max_batch;
   engine_options.max_waiting = options_.max_waiting;
@@ -117,18 +117,23 @@ void DecodeServer::InitEngine() {
   engine_options.stall = options_.stall;
   engine_options.watchdog = options_.watchdog;
   engine_ = std::make_unique<DecodeEngine>(
-      engine_options, DecodeEngine::Parts{parts_.executor.get(), pool_.get(), prefix_cache_.get(),
-                                          pairings_.get(), parts_.clock, metrics_.get()});
+      engine_options,
+      DecodeEngine::Parts{parts_.executor.get(), pool_.get(), prefix_cache_.get(), pairings_.get(),
+                          parts_.clock, metrics_.get(), selectors_.get()});
   metrics_->OnCollect([this] { engine_->CollectMetrics(); });
 }
 
 absl::Status DecodeServer::InitServices() {
+  ASSIGN_OR_RETURN(const Mode mode, transfer::ParseMode(options_.mode));
+  transfer::RequestOptions transfer = options_.transfer;
+  transfer.ship_queries = options_.handover == "attend";
   DecodeService::Parts service_parts{engine_.get(),
                                      parts_.clock,
                                      metrics_.get(),
                                      parts_.model_name,
                                      parts_.model_fingerprint,
-                                     ParseMode(options_.mode),
+                                     mode,
+                                     transfer,
                                      options_.request_timeout,
                                      [this] { return Info(); }};
   service_ = std::make_unique<DecodeService>(std::move(service_parts));

@@ -76,6 +76,7 @@ class DecodeServer {
   std::unique_ptr<kv::PrefixCache> prefix_cache_;
   std::unique_ptr<channel::TcpEngine> tcp_;
   std::unique_ptr<PairingManager> pairings_;
+  std::unique_ptr<selector::SelectorSet> selectors_;
   std::unique_ptr<DecodeEngine> engine_;
   std::unique_ptr<DecodeService> service_;
   std::unique_ptr<rpc::Server> rpc_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "prefill_server/engine_metrics.h"
 #include "prefill_server/scheduler.h"
 
 namespace smartgen::prefill_server {
@@ -18,40 +19,13 @@ std::span<const int32_t> Span(const std::vector<int32_t>& tokens) { return token
 
 }  // namespace
 
-struct PrefillEngine::Hot {
-  explicit Hot(metrics::Metrics& m)
-      : queue_seconds(m.GetHistogram("stage_seconds", {{"stage", "queue"}})),
-        prefill_seconds(m.GetHistogram("stage_seconds", {{"stage", "prefill"}})),
-        local_tokens(m.GetCounter("prompt_tokens_total", {{"source", "local"}})),
-        prefix_tokens(m.GetCounter("prompt_tokens_total", {{"source", "prefix"}})),
-        generated(m.GetCounter("generation_tokens_total")),
-        expired(m.GetCounter("kv_expired_total", {{"reason", "lease"}})),
-        running(m.GetGauge("requests_running")),
-        waiting(m.GetGauge("requests_waiting")),
-        leases(m.GetGauge("kv_leases")) {
-    constexpr std::array<const char*, 4> kStates = {"free", "used", "cached", "leased"};
-    for (size_t i = 0; i < kStates.size(); ++i) {
-      pages[i] = &m.GetGauge("kv_pages", {{"state", kStates[i]}});
-    }
-  }
-  metrics::Histogram& queue_seconds;
-  metrics::Histogram& prefill_seconds;
-  metrics::Counter& local_tokens;
-  metrics::Counter& prefix_tokens;
-  metrics::Counter& generated;
-  metrics::Counter& expired;
-  metrics::Gauge& running;
-  metrics::Gauge& waiting;
-  metrics::Gauge& leases;
-  std::array<metrics::Gauge*, 4> pages{};
-};
-
 PrefillEngine::PrefillEngine(Options options, Parts parts, bool start_threads)
     : options_(options),
       parts_(parts),
       hot_(std::make_unique<Hot>(*parts.metrics)),
       watchdog_(parts.clock, options.watchdog),
       logits_(static_cast<size_t>(parts.executor->config().vocab_size)),
+      handover_credit_at_(parts.clock->Now()),
       leases_(parts.clock, options.lease_tick, start_threads) {
   if (start_threads) thread_ = std::thread([this] { Run(); });
 }
@@ -201,7 +175,7 @@ PrefillEngine::Load PrefillEngine::load() const {
 void PrefillEngine::Run() {
   while (!stop_) {
     if (Step()) continue;
-    mailbox_.WaitFor(queue_.empty() ? kIdle : kTick);
+    mailbox_.WaitFor(queue_.empty() && !handover_deferred_ ? kIdle : kTick);
   }
 }
 
@@ -211,13 +185,14 @@ bool PrefillEngine::Step() {
   SweepCancelled();
   StartQueued();
   UpdateLoad();
+  const bool handed_over = RunHandover();
   std::vector<Candidate> candidates;
   for (const auto& job : running_) {
     candidates.push_back(
         {.remaining_tokens = job->tokens() - job->done_tokens, .passed_over = job->passed_over});
   }
   const std::optional<size_t> next = ChooseNext(candidates);
-  if (!next) return false;
+  if (!next) return handed_over;
   for (const auto& job : running_) ++job->passed_over;
   const std::shared_ptr<Job> job = running_[*next];
   job->passed_over = 0;
@@ -299,22 +274,57 @@ void PrefillEngine::OnLeaseEnd(const std::shared_ptr<Job>& job, kv::LeaseTable::
   Forget(*job);
 }
 
-absl::Status PrefillEngine::BeginTransfer(const Job& job,
-                                          std::shared_ptr<kv::KvSequence> sequence) {
+absl::Status PrefillEngine::BeginTransfer(Job& job, std::shared_ptr<kv::KvSequence> sequence) {
   DecodeLink& link = *job.spec.link;
-  RETURN_IF_ERROR(
-      link.Begin(job.spec.id, std::move(sequence), job.spec.decode_cached_tokens, job.tokens()));
+  TransferPlanner::Input input;
+  input.tokens = job.tokens();
+  input.decode_cached = job.spec.decode_cached_tokens;
+  input.prefill_cached = job.cached_tokens;
+  input.chunk_tokens = options_.chunk_tokens;
+  input.mode = job.spec.mode;
+  input.transfer = job.spec.transfer;
+  input.link = link.estimate();
+  input.sharing = Sharing(&link);
+  input.seed = job.spec.id.lo;
+  if (transfer::Selects(job.spec.mode)) {
+    ASSIGN_OR_RETURN(auto selector, parts_.selectors->Get(job.spec.transfer.selector,
+                                                          job.spec.transfer.selection_budget));
+    input.metadata_bytes =
+        selector->metadata().TotalBytes(job.spec.decode_cached_tokens, job.tokens());
+    job.metadata = std::make_unique<MetadataSource>(
+        std::move(selector), sequence->layout().token_capacity, job.spec.decode_cached_tokens);
+  }
+  const DeliveryPlan plan = parts_.planner->Plan(input);
+  transfer::SendSpec spec;
+  spec.id = job.spec.id;
+  spec.sequence = std::move(sequence);
+  spec.begin = job.spec.decode_cached_tokens;
+  spec.end = job.tokens();
+  spec.full = job.spec.mode == transfer::Mode::kFull;
+  spec.order = plan.order;
+  spec.pushed = plan.pushed_blocks;
+  spec.deliver_rest = plan.deliver_rest;
+  spec.credits = plan.credits;
+  RETURN_IF_ERROR(link.Begin(std::move(spec)));
   // A lease that ended meanwhile found no transfer to end.
   if (job.cancelled()) {
     link.End(job.spec.id);
     return job.cancel_reason();
   }
+  link.NotifyPlan(job.spec.id, plan);
   // What is cached goes out at once, while the rest is computed.
   if (job.cached_tokens == 0) return absl::OkStatus();
   for (int layer = 0; layer < parts_.pool->layout().num_layers(); ++layer) {
     RETURN_IF_ERROR(link.LayerReady(job.spec.id, {layer, 0, job.cached_tokens}));
   }
   return absl::OkStatus();
+}
+
+int64_t PrefillEngine::Sharing(const DecodeLink* link) const {
+  base::MutexLock lock(mutex_);
+  return std::count_if(jobs_.begin(), jobs_.end(), [&](const auto& entry) {
+    return entry.second->spec.link.get() == link && entry.second->wants_transfer();
+  });
 }
 
 void PrefillEngine::RunChunk(const std::shared_ptr<Job>& job) {
@@ -327,7 +337,9 @@ void PrefillEngine::RunChunk(const std::shared_ptr<Job>& job) {
   const int64_t length = std::min<int64_t>(options_.chunk_tokens, job->tokens() - job->done_tokens);
   const bool last = job->done_tokens + length == job->tokens();
   const std::span<float> logits = last ? std::span<float>(logits_) : std::span<float>();
+  const base::TimePoint begin = parts_.clock->Now();
   const absl::Status status = ComputeChunk(*job, *sequence, length, logits);
+  job->compute_seconds += base::ToSeconds(parts_.clock->Now() - begin);
   if (!status.ok()) {
     Fail(job, job->cancelled() ? job->cancel_reason() : status);
     return;
@@ -345,13 +357,30 @@ absl::Status PrefillEngine::ComputeChunk(Job& job, kv::KvSequence& sequence, int
   chunk.tokens = Span(job.spec.tokens)
                      .subspan(static_cast<size_t>(job.done_tokens), static_cast<size_t>(length));
   chunk.last_logits = logits;
+  const MetadataSource::Sink metadata_sink = [&](int layer, int64_t begin, int64_t end, bool header,
+                                                 std::vector<std::byte> bytes) {
+    return job.spec.link->Metadata(job.spec.id, layer, begin, end, header, std::move(bytes));
+  };
+  if (job.metadata != nullptr) {
+    chunk.on_queries = [&](int layer, std::span<const float> queries, int64_t ld) {
+      if (job.cancelled()) return;
+      const absl::Status sent = job.metadata->OnQueries(layer, queries, ld, metadata_sink);
+      if (!sent.ok()) job.Cancel(base::Annotate(sent, "sending metadata"));
+    };
+  }
   chunk.on_layer = [&](int layer, int64_t begin, int64_t end) {
     if (!job.wants_transfer() || job.cancelled()) return;
-    const absl::Status sent = job.spec.link->LayerReady(job.spec.id, {layer, begin, end});
+    absl::Status sent;
+    // Before the KV, for it is small and needed first.
+    if (job.metadata != nullptr) {
+      sent = job.metadata->OnLayer(layer, end, sequence, metadata_sink);
+    }
+    if (sent.ok()) sent = job.spec.link->LayerReady(job.spec.id, {layer, begin, end});
     if (!sent.ok()) job.Cancel(base::Annotate(sent, "sending KV"));
   };
   chunk.cancelled = [&] {
     watchdog_.Touch();
+    RunHandover();
     return stop_ || job.cancelled() || job.spec.deadline.Expired(*parts_.clock);
   };
   const absl::Status status = parts_.executor->Prefill(chunk);
@@ -381,6 +410,9 @@ void PrefillEngine::FinishPrompt(const std::shared_ptr<Job>& job, std::span<floa
   std::erase(running_, job);
   job->Advance(JobState::kEnded);
   job->SetComputed();
+  job->metadata.reset();
+  parts_.planner->speed().Learn(job->tokens() - job->cached_tokens, job->compute_seconds);
+  if (transfer) job->spec.link->PromptDone(job->spec.id);
   job->listener->FirstToken(*token);
   job->listener->Done(transfer, seconds);
   if (!transfer) leases_.Release(job->spec.id);

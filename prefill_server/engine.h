@@ -25,7 +25,9 @@
 #include "common/kv/pool.h"
 #include "common/kv/prefix_cache.h"
 #include "common/metrics/metrics.h"
+#include "common/selector/selector_set.h"
 #include "prefill_server/job.h"
+#include "prefill_server/planner.h"
 
 namespace smartgen::prefill_server {
 
@@ -43,6 +45,11 @@ class PrefillEngine {
     // A stuck engine is reported after this long without a layer computed.
     base::Duration watchdog = std::chrono::seconds(60);
     base::Duration lease_tick = std::chrono::milliseconds(100);
+    // Share of the time that decode steps of other instances may take here while prompts are to be
+    // computed; the rest waits for its turn. Without prompts there is no limit.
+    double handover_share = 0.2;
+    // Decode steps computed at once; at most the executor's max_decode_batch.
+    int max_handover_batch = 64;
   };
   struct Parts {
     executor::Executor* executor;
@@ -50,6 +57,8 @@ class PrefillEngine {
     kv::PrefixCache* prefix_cache;
     const base::Clock* clock;
     metrics::Metrics* metrics;
+    const TransferPlanner* planner;
+    selector::SelectorSet* selectors;
   };
   struct Load {
     int64_t queued = 0;
@@ -76,6 +85,11 @@ class PrefillEngine {
   // (they travel on streams of their own), so that an id not known yet is remembered, and refused
   // when it comes; those long over do no harm.
   void Release(const base::TransferId& id, const absl::Status& reason);
+  // Parts of decode steps, computed between layers of prompts; answers go out by the jobs' links. A
+  // step that cannot be computed ends its transfer. Asking for a step again while it waits changes
+  // nothing.
+  void SubmitSplit(std::vector<SplitStep> steps);
+  void SubmitAttend(std::vector<AttendStep> steps);
   // The link is gone: all its jobs and leases end.
   void DropLink(const DecodeLink* link, const absl::Status& reason);
 
@@ -100,11 +114,22 @@ class PrefillEngine {
   bool TryStart(const std::shared_ptr<Job>& job);
   absl::Status GrantLease(const std::shared_ptr<Job>& job);
   void OnLeaseEnd(const std::shared_ptr<Job>& job, kv::LeaseTable::End end);
-  absl::Status BeginTransfer(const Job& job, std::shared_ptr<kv::KvSequence> sequence);
+  absl::Status BeginTransfer(Job& job, std::shared_ptr<kv::KvSequence> sequence);
+  // Transfers that share the link, queued ones included.
+  int64_t Sharing(const DecodeLink* link) const;
   void RunChunk(const std::shared_ptr<Job>& job);
   absl::Status ComputeChunk(Job& job, kv::KvSequence& sequence, int64_t length,
                             std::span<float> logits);
   void FinishPrompt(const std::shared_ptr<Job>& job, std::span<float> logits);
+  // engine_handover.cc
+  // False if there was nothing to do, or it is not its turn.
+  bool RunHandover();
+  bool MayHandOver();
+  void RunSplits(std::vector<SplitStep> steps);
+  void RunAttends(std::vector<AttendStep> steps);
+  // Null, and the transfer is aborted, if it is none whose KV is complete and held.
+  std::shared_ptr<Job> HeldJob(const base::TransferId& id);
+  void AbortTransfer(const std::shared_ptr<Job>& job, const absl::Status& status);
   void Fail(const std::shared_ptr<Job>& job, const absl::Status& status);
   void Forget(const Job& job);
   void UpdateLoad();
@@ -126,11 +151,18 @@ class PrefillEngine {
   std::deque<base::TransferId> early_order_ ABSL_GUARDED_BY(mutex_);
   Load load_ ABSL_GUARDED_BY(mutex_);
   int64_t submitted_ ABSL_GUARDED_BY(mutex_) = 0;  // accepted, not yet seen by the engine's thread
+  // At most one step a transfer (and layer).
+  std::deque<SplitStep> splits_ ABSL_GUARDED_BY(mutex_);
+  std::deque<AttendStep> attends_ ABSL_GUARDED_BY(mutex_);
 
   // Engine's thread only.
   std::deque<std::shared_ptr<Job>> queue_;
   std::vector<std::shared_ptr<Job>> running_;
   std::vector<float> logits_;
+  // Seconds that handed-over steps may still take; grows with time, by handover_share.
+  double handover_credit_ = 0;
+  base::TimePoint handover_credit_at_;
+  bool handover_deferred_ = false;
 
   kv::LeaseTable leases_;  // its callbacks use what stands above
   std::thread thread_;

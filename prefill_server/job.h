@@ -22,20 +22,45 @@
 #include "common/base/status.h"
 #include "common/kv/sequence.h"
 #include "common/sampling/sampler.h"
+#include "common/transfer/mode.h"
+#include "common/transfer/request_options.h"
 #include "common/transfer/transfer.h"
+#include "prefill_server/metadata_source.h"
 
 namespace smartgen::prefill_server {
+
+// What is decided for a transfer before it begins.
+struct DeliveryPlan {
+  transfer::Mode mode = transfer::Mode::kFull;  // the one taken
+  std::vector<transfer::BlockId> order;         // as SendSpec's
+  int64_t budget_blocks = 0;                    // K_r
+  int64_t pushed_blocks = -1;                   // as SendSpec's
+  bool deliver_rest = true;
+  bool credits = false;
+  int64_t total_blocks = 0;
+  double prefill_seconds = 0;   // T_p as predicted; 0: not known
+  double transfer_seconds = 0;  // T_t as predicted; 0: not known
+};
 
 // Where a job's KV goes: the decode instance that asked for it. Thread-safe, no call blocks.
 class DecodeLink {
  public:
   virtual ~DecodeLink() = default;
   virtual bool up() const = 0;
-  // See transfer::TransferSender.
-  virtual absl::Status Begin(const base::TransferId& id, std::shared_ptr<kv::KvSequence> sequence,
-                             int64_t begin, int64_t end) = 0;
+  // See transfer::TransferSender; `on_sent` is the link's own.
+  virtual absl::Status Begin(transfer::SendSpec spec) = 0;
   virtual absl::Status LayerReady(const base::TransferId& id,
                                   const transfer::LayerRange& range) = 0;
+  virtual absl::Status Metadata(const base::TransferId& id, int layer, int64_t begin, int64_t end,
+                                bool header, std::vector<std::byte> bytes) = 0;
+  virtual void PromptDone(const base::TransferId& id) = 0;
+  virtual absl::Status Born(const base::TransferId& id, int layer_begin, int64_t token) = 0;
+  virtual absl::Status Reply(const base::TransferId& id, uint64_t step, int layer,
+                             std::vector<std::byte> bytes) = 0;
+  // Tells the other side how its KV will come.
+  virtual void NotifyPlan(const base::TransferId& id, const DeliveryPlan& plan) = 0;
+  // What the link can carry; zeros while that is not known.
+  virtual transfer::LinkEstimate estimate() const = 0;
   virtual void End(const base::TransferId& id) = 0;
   // Tells the other side that the transfer is over though it did not ask for that.
   virtual void NotifyAborted(const base::TransferId& id, std::string_view reason) = 0;
@@ -61,7 +86,26 @@ struct JobSpec {
   sampling::SamplingParams sampling;
   int64_t max_tokens = 1;  // still to come
   base::Deadline deadline = base::Deadline::Infinite();
+  transfer::Mode mode = transfer::Mode::kFull;
+  transfer::RequestOptions transfer;
   std::shared_ptr<DecodeLink> link;
+};
+
+// A part of a decode step that is computed here, on the KV held under the transfer's lease.
+struct SplitStep {
+  base::TransferId id;
+  int64_t position = 0;  // of the token; also the step's number
+  int32_t token = 0;
+  int layer = 0;              // the first one that runs here
+  std::vector<float> hidden;  // its input; empty for layer 0
+};
+struct AttendStep {
+  base::TransferId id;
+  int64_t position = 0;
+  int layer = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  std::vector<float> queries;
 };
 
 enum class JobState { kQueued, kRunning, kEnded };
@@ -98,6 +142,8 @@ class Job {
   int64_t cached_tokens = 0;
   int64_t done_tokens = 0;
   int passed_over = 0;
+  double compute_seconds = 0;                // in its own chunks
+  std::unique_ptr<MetadataSource> metadata;  // while the prompt is computed; null: none is wanted
 
  private:
   JobState state_ = JobState::kQueued;

@@ -25,6 +25,9 @@ void Options::Bind(config::Binder& b) {
   b.Field("max_queue", &max_queue, "prompts that may wait");
   b.Field("max_running", &max_running, "prompts whose chunks take turns");
   b.Field("max_peers", &max_peers, "decode instances that may pair");
+  b.Field("handover_share", &handover_share,
+          "share of the time for decode steps of others while prompts are to be computed");
+  b.Field("profile", &profile, "file of smartgen profile; empty: built in, or a guess");
   b.Field("checksum", &checksum, "checksum over every KV message");
   b.Time("lease", &lease, "how long KV is held for a decode side that says nothing");
   b.Time("heartbeat", &heartbeat, "interval; three missed: the peer is down");
@@ -48,6 +51,8 @@ absl::Status Options::Check() const {
   if (max_running < 1)
     return base::InvalidArgument("max_running: want at least 1, got {}", max_running);
   if (max_peers < 1) return base::InvalidArgument("max_peers: want at least 1, got {}", max_peers);
+  if (!(handover_share >= 0 && handover_share <= 1))
+    return base::InvalidArgument("handover_share: want 0 to 1, got {}", handover_share);
   if (threads < 0) return base::InvalidArgument("threads: want at least 0, got {}", threads);
   if (kv_bytes < 0) return base::InvalidArgument("kv_bytes: want at least 0, got {}", kv_bytes);
   if (context_length < 0)

@@ -29,7 +29,11 @@ struct Options {
   int max_queue = 64;             // prompts that wait; beyond: RESOURCE_EXHAUSTED
   int max_running = 4;            // prompts whose chunks take turns
   int max_peers = 64;             // decode instances
-  bool checksum = true;           // XXH3 over every KV message
+  // Share of the time that decode steps of others may take here while prompts are to be computed.
+  double handover_share = 0.2;
+  // File that smartgen profile made; empty: the built-in one of the model, or a guess.
+  std::string profile;
+  bool checksum = true;  // XXH3 over every KV message
 
   base::Duration lease = std::chrono::seconds(30);     // pages are held this long without a renewal
   base::Duration heartbeat = std::chrono::seconds(1);  // three missed: the peer is down

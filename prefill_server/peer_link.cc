@@ -1,5 +1,7 @@
 #include "prefill_server/peer_link.h"
 
+#include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,16 @@ namespace {
 
 // More ranges than a request with every page of every layer lost would need are a broken peer.
 constexpr int kMaxFetchRanges = 1 << 17;
+// More steps in one message than a decode instance runs sequences.
+constexpr int kMaxSteps = 4096;
+
+// Nothing if the bytes are no float32 values.
+std::optional<std::vector<float>> Floats(const std::string& bytes) {
+  if (bytes.size() % sizeof(float) != 0) return std::nullopt;
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
 
 }  // namespace
 
@@ -173,6 +185,12 @@ void PeerLink::OnMessage(const v1::ControlMessage& message) {
       return;
     case v1::ControlMessage::kFetch:
       return OnFetch(message.fetch());
+    case v1::ControlMessage::kSplit:
+      return OnSplit(message.split());
+    case v1::ControlMessage::kAttend:
+      return OnAttend(message.attend());
+    case v1::ControlMessage::kCredit:
+      return OnCredit(message.credit());
     case v1::ControlMessage::kLeaseRenew:
       return OnLeaseRenew(message.lease_renew());
     case v1::ControlMessage::kRelease:
@@ -196,16 +214,62 @@ void PeerLink::OnFetch(const v1::Fetch& fetch) {
   const auto id = rpc::ParseTransferId(fetch.transfer_id());
   const auto sending = sender();
   if (!id.ok() || sending == nullptr) return;
-  if (fetch.ranges_size() > kMaxFetchRanges) {
-    GoDown(base::InvalidArgument("Fetch: want at most {} ranges, got {}", kMaxFetchRanges,
-                                 fetch.ranges_size()));
+  if (fetch.ranges_size() > kMaxFetchRanges || fetch.heads_size() > kMaxFetchRanges) {
+    GoDown(base::InvalidArgument("Fetch: want at most {} ranges, got {} and {}", kMaxFetchRanges,
+                                 fetch.ranges_size(), fetch.heads_size()));
     return;
   }
   std::vector<transfer::LayerRange> ranges;
   for (const auto& range : fetch.ranges())
     ranges.push_back({range.layer(), range.begin(), range.end()});
-  const absl::Status status = sending->Resend(*id, ranges);
+  std::vector<kv::HeadRange> heads;
+  for (const auto& range : fetch.heads())
+    heads.push_back({range.head(), range.begin(), range.end()});
+  absl::Status status;
+  if (!ranges.empty()) status = sending->Resend(*id, ranges);
+  if (status.ok() && !heads.empty()) {
+    status = sending->Fetch(*id, fetch.layer(), heads, fetch.again());
+  }
   if (!status.ok()) NotifyAborted(*id, base::MessageOf(status));
+}
+
+void PeerLink::OnSplit(const v1::Split& split) {
+  if (split.steps_size() > kMaxSteps) {
+    GoDown(base::InvalidArgument("Split: want at most {} steps, got {}", kMaxSteps,
+                                 split.steps_size()));
+    return;
+  }
+  std::vector<SplitStep> steps;
+  for (const auto& step : split.steps()) {
+    const auto id = rpc::ParseTransferId(step.transfer_id());
+    auto hidden = Floats(step.hidden());
+    if (!id.ok() || !hidden) continue;
+    steps.push_back({*id, step.position(), step.token(), step.layer(), *std::move(hidden)});
+  }
+  context_.engine->SubmitSplit(std::move(steps));
+}
+
+void PeerLink::OnAttend(const v1::Attend& attend) {
+  if (attend.jobs_size() > kMaxSteps) {
+    GoDown(base::InvalidArgument("Attend: want at most {} jobs, got {}", kMaxSteps,
+                                 attend.jobs_size()));
+    return;
+  }
+  std::vector<AttendStep> steps;
+  for (const auto& job : attend.jobs()) {
+    const auto id = rpc::ParseTransferId(job.transfer_id());
+    auto queries = Floats(job.queries());
+    if (!id.ok() || !queries) continue;
+    steps.push_back(
+        {*id, job.position(), attend.layer(), job.begin(), job.end(), *std::move(queries)});
+  }
+  context_.engine->SubmitAttend(std::move(steps));
+}
+
+void PeerLink::OnCredit(const v1::Credit& credit) {
+  const auto id = rpc::ParseTransferId(credit.transfer_id());
+  const auto sending = sender();
+  if (id.ok() && sending != nullptr && credit.bytes() > 0) sending->Credit(*id, credit.bytes());
 }
 
 void PeerLink::OnLeaseRenew(const v1::LeaseRenew& renew) {
@@ -217,19 +281,14 @@ void PeerLink::OnLeaseRenew(const v1::LeaseRenew& renew) {
   }
 }
 
-absl::Status PeerLink::Begin(const base::TransferId& id, std::shared_ptr<kv::KvSequence> sequence,
-                             int64_t begin, int64_t end) {
+absl::Status PeerLink::Begin(transfer::SendSpec spec) {
   const auto sending = sender();
   if (sending == nullptr || !up()) return base::Unavailable("the decode instance is not paired");
-  return sending->Begin({.id = id,
-                         .sequence = std::move(sequence),
-                         .begin = begin,
-                         .end = end,
-                         .full = true,
-                         .on_sent = [self = weak_from_this(), id,
-                                     begun = context_.clock->Now()](const absl::Status& status) {
-                           if (const auto link = self.lock()) link->OnSent(id, begun, status);
-                         }});
+  spec.on_sent = [self = weak_from_this(), id = spec.id,
+                  begun = context_.clock->Now()](const absl::Status& status) {
+    if (const auto link = self.lock()) link->OnSent(id, begun, status);
+  };
+  return sending->Begin(std::move(spec));
 }
 
 void PeerLink::OnSent(const base::TransferId& id, base::TimePoint begun,
@@ -249,19 +308,65 @@ absl::Status PeerLink::LayerReady(const base::TransferId& id, const transfer::La
   return sending->LayerReady(id, range);
 }
 
+absl::Status PeerLink::Metadata(const base::TransferId& id, int layer, int64_t begin, int64_t end,
+                                bool header, std::vector<std::byte> bytes) {
+  const auto sending = sender();
+  if (sending == nullptr) return base::Unavailable("the decode instance is not paired");
+  return sending->Metadata(id, layer, begin, end, header, std::move(bytes));
+}
+
+void PeerLink::PromptDone(const base::TransferId& id) {
+  if (const auto sending = sender()) sending->PromptDone(id);
+}
+
+absl::Status PeerLink::Born(const base::TransferId& id, int layer_begin, int64_t token) {
+  const auto sending = sender();
+  if (sending == nullptr) return base::Unavailable("the decode instance is not paired");
+  return sending->Born(id, layer_begin, token);
+}
+
+absl::Status PeerLink::Reply(const base::TransferId& id, uint64_t step, int layer,
+                             std::vector<std::byte> bytes) {
+  const auto sending = sender();
+  if (sending == nullptr) return base::Unavailable("the decode instance is not paired");
+  return sending->Reply(id, step, layer, std::move(bytes));
+}
+
+transfer::LinkEstimate PeerLink::estimate() const {
+  const auto sending = sender();
+  return sending == nullptr ? transfer::LinkEstimate{} : sending->link();
+}
+
+void PeerLink::NotifyPlan(const base::TransferId& id, const DeliveryPlan& plan) {
+  v1::ControlMessage message;
+  v1::Plan& out = *message.mutable_plan();
+  out.set_transfer_id(rpc::TransferIdBytes(id));
+  out.set_mode(rpc::ToProto(plan.mode));
+  out.set_budget_blocks(plan.budget_blocks);
+  out.set_pushed_blocks(plan.pushed_blocks < 0 ? plan.total_blocks : plan.pushed_blocks);
+  out.set_total_blocks(plan.total_blocks);
+  out.set_prefill_seconds(plan.prefill_seconds);
+  out.set_transfer_seconds(plan.transfer_seconds);
+  if (plan.budget_blocks > 0) {
+    context_.metrics->GetHistogram("plan_blocks", {{"kind", "budget"}})
+        .Observe(static_cast<double>(plan.budget_blocks));
+    context_.metrics->GetHistogram("plan_blocks", {{"kind", "chosen"}})
+        .Observe(static_cast<double>(out.pushed_blocks()));
+  }
+  Send(std::move(message));
+}
+
 void PeerLink::End(const base::TransferId& id) {
   const auto sending = sender();
   if (sending == nullptr) return;
   const transfer::SenderStats stats = sending->stats(id);
+  for (const auto& [path, bytes] : stats.bytes_by_path) {
+    context_.metrics
+        ->GetCounter("transfer_bytes_total",
+                     {{"path", transfer::PathName(path)}, {"direction", "sent"}})
+        .Add(static_cast<double>(bytes));
+  }
   if (stats.messages > 0) {
-    auto by_path = stats.bytes_by_path;
-    by_path[transfer::Path::kOnDemand] += stats.resent_bytes;
-    for (const auto& [path, bytes] : by_path) {
-      context_.metrics
-          ->GetCounter("transfer_bytes_total",
-                       {{"path", transfer::PathName(path)}, {"direction", "sent"}})
-          .Add(static_cast<double>(bytes));
-    }
     context_.metrics->GetHistogram("transfer_segments")
         .Observe(static_cast<double>(stats.segments));
   }

@@ -63,9 +63,16 @@ class PeerLink final : public DecodeLink, public std::enable_shared_from_this<Pe
   std::string instance() const;
 
   bool up() const override { return state() == State::kUp; }
-  absl::Status Begin(const base::TransferId& id, std::shared_ptr<kv::KvSequence> sequence,
-                     int64_t begin, int64_t end) override;
+  absl::Status Begin(transfer::SendSpec spec) override;
   absl::Status LayerReady(const base::TransferId& id, const transfer::LayerRange& range) override;
+  absl::Status Metadata(const base::TransferId& id, int layer, int64_t begin, int64_t end,
+                        bool header, std::vector<std::byte> bytes) override;
+  void PromptDone(const base::TransferId& id) override;
+  absl::Status Born(const base::TransferId& id, int layer_begin, int64_t token) override;
+  absl::Status Reply(const base::TransferId& id, uint64_t step, int layer,
+                     std::vector<std::byte> bytes) override;
+  void NotifyPlan(const base::TransferId& id, const DeliveryPlan& plan) override;
+  transfer::LinkEstimate estimate() const override;
   void End(const base::TransferId& id) override;
   void NotifyAborted(const base::TransferId& id, std::string_view reason) override;
 
@@ -73,6 +80,9 @@ class PeerLink final : public DecodeLink, public std::enable_shared_from_this<Pe
   void Send(v1::ControlMessage message);
   std::shared_ptr<transfer::TransferSender> sender() const;
   void OnFetch(const v1::Fetch& fetch);
+  void OnSplit(const v1::Split& split);
+  void OnAttend(const v1::Attend& attend);
+  void OnCredit(const v1::Credit& credit);
   void OnLeaseRenew(const v1::LeaseRenew& renew);
   void OnSent(const base::TransferId& id, base::TimePoint begun, const absl::Status& status);
   // Allows the transitions above and no others; false if not allowed.

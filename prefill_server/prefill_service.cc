@@ -127,6 +127,12 @@ absl::StatusOr<JobSpec> PrefillService::MakeSpec(const grpc::CallbackServerConte
   spec.decode_cached_tokens = request.decode_cached_tokens();
   spec.prompt_tokens = request.prompt_tokens();
   spec.max_tokens = request.max_tokens();
+  ASSIGN_OR_RETURN(spec.mode, rpc::FromProto(request.mode(), transfer::Mode::kFull));
+  if (spec.mode == transfer::Mode::kAuto || spec.mode == transfer::Mode::kLocal) {
+    return base::InvalidArgument("mode: the decode side chooses one that transfers KV, got {}",
+                                 transfer::ModeName(spec.mode));
+  }
+  ASSIGN_OR_RETURN(spec.transfer, rpc::FromProto(request.transfer(), {}));
   spec.deadline =
       base::Deadline::Earlier(rpc::FromSystemTime(context.deadline(), *parts_.clock),
                               base::Deadline::After(*parts_.clock, parts_.request_timeout));

@@ -57,6 +57,8 @@ absl::Status PrefillServer::Init() {
                                    kv::DTypeName(identity_.layout.dtype));
   prefix_cache_ = std::make_unique<kv::PrefixCache>(pool_.get(), cache_options);
 
+  RETURN_IF_ERROR(InitPlanner());
+
   PrefillEngine::Options engine_options;
   engine_options.max_queue = options_.max_queue;
   engine_options.max_running = options_.max_running;
@@ -64,9 +66,11 @@ absl::Status PrefillServer::Init() {
   engine_options.lease = options_.lease;
   engine_options.watchdog = options_.watchdog;
   engine_options.lease_tick = parts_.lease_tick;
+  engine_options.handover_share = options_.handover_share;
   engine_ = std::make_unique<PrefillEngine>(
-      engine_options, PrefillEngine::Parts{&executor, pool_.get(), prefix_cache_.get(),
-                                           parts_.clock, metrics_.get()});
+      engine_options,
+      PrefillEngine::Parts{&executor, pool_.get(), prefix_cache_.get(), parts_.clock,
+                           metrics_.get(), planner_.get(), selectors_.get()});
   metrics_->OnCollect([this] { engine_->CollectMetrics(); });
 
   // Who may have the one-time key is decided by the gRPC address's own protection.
@@ -120,6 +124,28 @@ absl::Status PrefillServer::Init() {
                identity_.model_fingerprint, identity_.compute, identity_.context_length,
                pool_->total_pages(), pool_->total_pages() * identity_.layout.PageBytesTotal(),
                incarnation_);
+  return absl::OkStatus();
+}
+
+absl::Status PrefillServer::InitPlanner() {
+  const int layers = identity_.layout.num_layers();
+  transfer::Profile profile = transfer::Profile::Prior(layers);
+  if (!options_.profile.empty()) {
+    ASSIGN_OR_RETURN(profile, transfer::Profile::Load(options_.profile));
+    RETURN_IF_ERROR(base::Annotate(profile.CheckFor(identity_.model_fingerprint, layers),
+                                   fmt::format("profile {}", options_.profile)));
+  }
+  SMARTGEN_LOG(info, "server", "profile={}",
+               profile.IsPrior() ? "none: sinks, recency and the dense layers are pushed first"
+                                 : options_.profile);
+  planner_ = std::make_unique<TransferPlanner>(TransferPlanner::Options{}, identity_.layout,
+                                               std::move(profile));
+  std::vector<int> query_heads;
+  for (const model::LayerConfig& layer : parts_.executor->config().layers) {
+    query_heads.push_back(layer.num_heads);
+  }
+  selectors_ = std::make_unique<selector::SelectorSet>(identity_.layout, std::move(query_heads),
+                                                       selector::Parameters{}, selector::Options{});
   return absl::OkStatus();
 }
 

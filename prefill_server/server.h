@@ -58,6 +58,7 @@ class PrefillServer {
  private:
   PrefillServer(const Options& options, Parts parts);
   absl::Status Init();
+  absl::Status InitPlanner();
   void WatchLoop();
 
   const Options options_;
@@ -68,6 +69,8 @@ class PrefillServer {
   std::unique_ptr<metrics::Metrics> metrics_;
   std::unique_ptr<kv::KvPool> pool_;
   std::unique_ptr<kv::PrefixCache> prefix_cache_;
+  std::unique_ptr<TransferPlanner> planner_;
+  std::unique_ptr<selector::SelectorSet> selectors_;
   std::unique_ptr<PrefillEngine> engine_;
   std::unique_ptr<channel::TcpEngine> tcp_;
   std::unique_ptr<ControlService> control_;

@@ -18,6 +18,9 @@ constexpr std::array<double, 18> kSecondsBounds = {
 constexpr std::array<double, 17> kCountBounds = {
     1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
 
+constexpr std::array<double, 12> kRatioBounds = {.001, .005, .01, .02, .05, .1,
+                                                 .2,   .3,   .4,  .6,  .8,  1};
+
 std::vector<Definition> MakeCatalogue() {
   return {
       {"ttft_seconds",
@@ -74,6 +77,39 @@ std::vector<Definition> MakeCatalogue() {
        "KV pages by state: free, used by requests, cached for reuse, leased to a peer",
        {"state"}},
       {"kv_leases", Type::kGauge, "Leases held on KV pages", {}},
+      {"handover_steps_total",
+       Type::kCounter,
+       "Decode steps that the prefill side helped with: split = it ran the last layers, attend = "
+       "it "
+       "attended for shipped queries",
+       {"kind"}},
+      {"handover_seconds_total",
+       Type::kCounter,
+       "Time the prefill side spent on decode steps of others",
+       {"kind"}},
+      {"handover_deferred_total",
+       Type::kCounter,
+       "Times decode steps of others had to wait because handover_share was used up",
+       {}},
+      {"handover_retries_total",
+       Type::kCounter,
+       "Handed-over steps that were asked for again because no answer came",
+       {}},
+      {"plan_blocks",
+       Type::kHistogram,
+       "Blocks of a transfer's plan: budget = K_r, chosen = pushed while the prompt is computed",
+       {"kind"},
+       Buckets::kCount},
+      {"ondemand_miss_ratio",
+       Type::kHistogram,
+       "Share of a step's selected KV entries that were not here when their layer began",
+       {},
+       Buckets::kRatio},
+      {"decode_stall_seconds",
+       Type::kHistogram,
+       "Time a step waited for KV that was not here",
+       {},
+       Buckets::kSeconds},
       {"kv_expired_total", Type::kCounter, "Leases that ended by themselves", {"reason"}},
       {"prompt_tokens_total",
        Type::kCounter,
@@ -123,6 +159,8 @@ std::span<const double> BucketBounds(Buckets buckets) {
       return kItlBounds;
     case Buckets::kSeconds:
       return kSecondsBounds;
+    case Buckets::kRatio:
+      return kRatioBounds;
     case Buckets::kCount:
       return kCountBounds;
   }

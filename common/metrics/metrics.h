@@ -20,7 +20,7 @@
 namespace smartgen::metrics {
 
 enum class Type { kCounter, kGauge, kHistogram };
-enum class Buckets { kNone, kTtft, kItl, kSeconds, kCount };
+enum class Buckets { kNone, kTtft, kItl, kSeconds, kCount, kRatio };
 
 struct Definition {
   std::string_view name;  // without the prefix smartgen_

@@ -116,6 +116,90 @@ absl::StatusOr<sampling::SampledToken> FromProto(const v1::GeneratedToken& proto
   return token;
 }
 
+v1::Mode ToProto(transfer::Mode mode) {
+  switch (mode) {
+    case transfer::Mode::kAuto:
+      return v1::MODE_AUTO;
+    case transfer::Mode::kFull:
+      return v1::MODE_FULL;
+    case transfer::Mode::kLocal:
+      return v1::MODE_LOCAL;
+    case transfer::Mode::kExact:
+      return v1::MODE_EXACT;
+    case transfer::Mode::kSmartGen:
+      return v1::MODE_SMARTGEN;
+    case transfer::Mode::kPartial:
+      return v1::MODE_PARTIAL;
+    case transfer::Mode::kRandom:
+      return v1::MODE_RANDOM;
+  }
+  return v1::MODE_UNSPECIFIED;
+}
+
+absl::StatusOr<transfer::Mode> FromProto(v1::Mode mode, transfer::Mode fallback) {
+  switch (mode) {
+    case v1::MODE_UNSPECIFIED:
+      return fallback;
+    case v1::MODE_AUTO:
+      return transfer::Mode::kAuto;
+    case v1::MODE_FULL:
+      return transfer::Mode::kFull;
+    case v1::MODE_LOCAL:
+      return transfer::Mode::kLocal;
+    case v1::MODE_EXACT:
+      return transfer::Mode::kExact;
+    case v1::MODE_SMARTGEN:
+      return transfer::Mode::kSmartGen;
+    case v1::MODE_PARTIAL:
+      return transfer::Mode::kPartial;
+    case v1::MODE_RANDOM:
+      return transfer::Mode::kRandom;
+    default:
+      return base::InvalidArgument("mode: want one of {} to {}, got {}",
+                                   static_cast<int>(v1::Mode_MIN), static_cast<int>(v1::Mode_MAX),
+                                   static_cast<int>(mode));
+  }
+}
+
+void ToProto(const transfer::RequestOptions& options, v1::TransferOptions* proto) {
+  proto->set_selector(options.selector);
+  proto->set_selection_budget(options.selection_budget);
+  proto->set_speculative_ratio(options.speculative_ratio);
+  proto->set_handover(options.ship_queries ? v1::TransferOptions::HANDOVER_ATTEND
+                                           : v1::TransferOptions::HANDOVER_SPLIT);
+  proto->set_profile(options.profile);
+  proto->set_parallel(options.parallel);
+  proto->set_prefetch(options.prefetch);
+  proto->set_speculation(options.speculation);
+}
+
+absl::StatusOr<transfer::RequestOptions> FromProto(const v1::TransferOptions& proto,
+                                                   const transfer::RequestOptions& defaults) {
+  transfer::RequestOptions options = defaults;
+  if (proto.has_selector()) options.selector = proto.selector();
+  if (proto.has_selection_budget()) options.selection_budget = proto.selection_budget();
+  if (proto.has_speculative_ratio()) options.speculative_ratio = proto.speculative_ratio();
+  switch (proto.handover()) {
+    case v1::TransferOptions::HANDOVER_UNSPECIFIED:
+      break;
+    case v1::TransferOptions::HANDOVER_SPLIT:
+      options.ship_queries = false;
+      break;
+    case v1::TransferOptions::HANDOVER_ATTEND:
+      options.ship_queries = true;
+      break;
+    default:
+      return base::InvalidArgument("handover: want split or attend, got {}",
+                                   static_cast<int>(proto.handover()));
+  }
+  if (proto.has_profile()) options.profile = proto.profile();
+  if (proto.has_parallel()) options.parallel = proto.parallel();
+  if (proto.has_prefetch()) options.prefetch = proto.prefetch();
+  if (proto.has_speculation()) options.speculation = proto.speculation();
+  RETURN_IF_ERROR(options.Check());
+  return options;
+}
+
 std::string TransferIdBytes(const base::TransferId& id) {
   std::string bytes(16, '\0');
   for (int i = 0; i < 8; ++i) {

@@ -10,11 +10,15 @@
 #include "common/base/status.h"
 #include "common/kv/layout.h"
 #include "common/sampling/sampler.h"
+#include "common/transfer/mode.h"
+#include "common/transfer/request_options.h"
 
 namespace smartgen::v1 {
+enum Mode : int;
 class GeneratedToken;
 class KvLayout;
 class SamplingParams;
+class TransferOptions;
 }  // namespace smartgen::v1
 
 namespace smartgen::rpc {
@@ -32,6 +36,15 @@ absl::StatusOr<sampling::SamplingParams> FromProto(const v1::SamplingParams& pro
 
 void ToProto(const sampling::SampledToken& token, v1::GeneratedToken* proto);
 absl::StatusOr<sampling::SampledToken> FromProto(const v1::GeneratedToken& proto);
+
+v1::Mode ToProto(transfer::Mode mode);
+// `fallback` where none is named; InvalidArgument for one that is not known.
+absl::StatusOr<transfer::Mode> FromProto(v1::Mode mode, transfer::Mode fallback);
+
+void ToProto(const transfer::RequestOptions& options, v1::TransferOptions* proto);
+// What the message leaves open is `defaults`'. The result has passed RequestOptions::Check.
+absl::StatusOr<transfer::RequestOptions> FromProto(const v1::TransferOptions& proto,
+                                                   const transfer::RequestOptions& defaults);
 
 // 16 bytes, big endian, so that the hex digits in logs are the bytes' order.
 std::string TransferIdBytes(const base::TransferId& id);

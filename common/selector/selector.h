@@ -115,6 +115,10 @@ class KvSelector {
   // A layer's selection is made from queries that its predecessor's input predicts (its own only
   // where there is no predecessor), so it is known a layer ahead.
   bool predicts() const { return options_.kind == Kind::kInfiniGen; }
+  // Values of one token's queries in a layer: query heads times head dim.
+  int64_t query_values(int layer) const {
+    return static_cast<int64_t>(shapes_[layer].query_heads) * shapes_[layer].head_dim;
+  }
   // Equal on both sides or metadata of one means nothing to the other: kind, options that shape
   // metadata or selection, and the parameters' values.
   uint64_t fingerprint() const { return fingerprint_; }

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <span>
 
 #include "gateway/openai/fields.h"
 #include "gateway/openai/json_guard.h"
@@ -133,7 +134,34 @@ void ReadStream(FieldReader& reader, ParsedRequest& out) {
   if (nested.error()) reader.Fail(*nested.error());
 }
 
+// One of `names`.
+std::optional<std::string> ReadName(FieldReader& reader, std::string_view key,
+                                    std::span<const std::string_view> names) {
+  const Json* value = reader.Find(key);
+  if (value == nullptr) return std::nullopt;
+  const std::string name = reader.String(key, "");
+  if (std::find(names.begin(), names.end(), name) != names.end()) return name;
+  std::string list;
+  for (const std::string_view known : names) {
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", known);
+  }
+  reader.Fail(key, fmt::format("must be one of {}, got {}", list, Describe(*value)));
+  return std::nullopt;
+}
+
+std::optional<bool> ReadSwitch(FieldReader& reader, std::string_view key) {
+  if (!reader.Has(key)) return std::nullopt;
+  return reader.Bool(key, true);
+}
+
 void ReadSmartGen(FieldReader& reader, ParsedRequest& out) {
+  constexpr std::array<std::string_view, 9> kKeys = {
+      "mode",    "selector", "selection_budget", "speculative_ratio", "handover",
+      "profile", "parallel", "prefetch",         "speculation"};
+  constexpr std::array<std::string_view, 7> kModes = {"auto",     "full",    "local", "exact",
+                                                      "smartgen", "partial", "random"};
+  constexpr std::array<std::string_view, 4> kSelectors = {"dense", "quest", "hata", "infinigen"};
+  constexpr std::array<std::string_view, 2> kHandovers = {"split", "attend"};
   const Json* object = reader.Find("smartgen");
   if (object == nullptr) return;
   if (!object->is_object()) {
@@ -141,23 +169,29 @@ void ReadSmartGen(FieldReader& reader, ParsedRequest& out) {
     return;
   }
   for (const auto& item : object->items()) {
-    if (item.key() != "mode") {
-      reader.Fail("smartgen", fmt::format("has the unknown key {}; known: \"mode\"",
-                                          Describe(Json(item.key()))));
+    if (std::find(kKeys.begin(), kKeys.end(), item.key()) == kKeys.end()) {
+      reader.Fail("smartgen", fmt::format("has the unknown key {}; known: {}",
+                                          Describe(Json(item.key())), fmt::join(kKeys, ", ")));
     }
   }
   FieldReader nested(*object, "smartgen.");
-  const std::string mode = nested.String("mode", "");
-  if (mode == "auto") {
-    out.mode = Mode::kAuto;
-  } else if (mode == "full") {
-    out.mode = Mode::kFull;
-  } else if (mode == "local") {
-    out.mode = Mode::kLocal;
-  } else if (nested.Has("mode")) {
-    nested.Fail("mode", fmt::format("must be one of auto, full, local, got {}",
-                                    Describe(*nested.Find("mode"))));
+  if (const auto mode = ReadName(nested, "mode", kModes)) {
+    if (const auto parsed = transfer::ParseMode(*mode); parsed.ok()) out.mode = *parsed;
   }
+  TransferChoice& choice = out.transfer;
+  choice.selector = ReadName(nested, "selector", kSelectors);
+  choice.handover = ReadName(nested, "handover", kHandovers);
+  if (nested.Has("selection_budget")) {
+    choice.selection_budget =
+        nested.Number("selection_budget", 1, {.min = 0, .max = 1, .min_excluded = true});
+  }
+  if (nested.Has("speculative_ratio")) {
+    choice.speculative_ratio = nested.Number("speculative_ratio", 0, {.min = 0, .max = 1});
+  }
+  choice.profile = ReadSwitch(nested, "profile");
+  choice.parallel = ReadSwitch(nested, "parallel");
+  choice.prefetch = ReadSwitch(nested, "prefetch");
+  choice.speculation = ReadSwitch(nested, "speculation");
   if (nested.error()) reader.Fail(*nested.error());
 }
 

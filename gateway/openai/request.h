@@ -12,18 +12,30 @@
 #include <vector>
 
 #include "common/sampling/sampler.h"
+#include "common/transfer/mode.h"
 #include "gateway/openai/error.h"
 
 namespace smartgen::gateway {
 
 enum class Api { kChat, kCompletions };
-enum class Mode { kDefault, kAuto, kFull, kLocal };
 
 // Text to be tokenised, or token ids as they are.
 struct Prompt {
   std::string text;
   std::vector<int32_t> ids;
   bool is_ids = false;
+};
+
+// What "smartgen" says of the transfer beside its mode; absent: decoded's configuration.
+struct TransferChoice {
+  std::optional<std::string> selector;
+  std::optional<double> selection_budget;
+  std::optional<double> speculative_ratio;
+  std::optional<std::string> handover;  // "split", "attend"
+  std::optional<bool> profile;
+  std::optional<bool> parallel;
+  std::optional<bool> prefetch;
+  std::optional<bool> speculation;
 };
 
 struct ParsedRequest {
@@ -49,7 +61,8 @@ struct ParsedRequest {
   // All but eos_ids, which the model says. `seed` is drawn where the request has none.
   sampling::SamplingParams sampling;
   bool has_seed = false;
-  Mode mode = Mode::kDefault;
+  std::optional<transfer::Mode> mode;  // absent: decoded's configuration
+  TransferChoice transfer;
 };
 
 struct RequestLimits {

@@ -108,6 +108,12 @@ Json ToJson(const ServingInfo& info) {
               {"fallback_reason", TextOrNull(info.fallback_reason)},
               {"resumptions", info.resumptions},
               {"transfer_bytes", info.transfer_bytes},
+              {"path_bytes", info.path_bytes},
+              {"handover_steps", info.handover_steps},
+              {"all_local_seconds",
+               info.all_local_seconds > 0 ? Json(info.all_local_seconds) : Json(nullptr)},
+              {"selected_entries", info.selected_entries},
+              {"remote_entries", info.remote_entries},
               {"timings", std::move(timings)}};
 }
 

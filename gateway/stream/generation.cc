@@ -227,19 +227,8 @@ class Generation {
     sampling.seed = SeedOfChoice(sampling.seed, slot.index % request.n);
     rpc::ToProto(sampling, out.mutable_sampling());
     out.set_max_tokens(slot.max_tokens);
-    switch (request.mode) {
-      case Mode::kDefault:
-        break;
-      case Mode::kAuto:
-        out.set_mode(v1::MODE_AUTO);
-        break;
-      case Mode::kFull:
-        out.set_mode(v1::MODE_FULL);
-        break;
-      case Mode::kLocal:
-        out.set_mode(v1::MODE_LOCAL);
-        break;
-    }
+    if (request.mode) out.set_mode(rpc::ToProto(*request.mode));
+    SetTransfer(request.transfer, *out.mutable_transfer());
     return out;
   }
 

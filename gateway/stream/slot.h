@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/base/clock.h"
+#include "gateway/openai/request.h"
 #include "gateway/openai/response.h"
 #include "gateway/router/router.h"
 #include "gateway/stream/choice.h"
@@ -46,5 +47,6 @@ struct Slot {
 ServingInfo ServingInfoOf(const Slot& slot);
 // "auto", "full", "local"; empty for unspecified.
 std::string ModeName(v1::Mode mode);
+void SetTransfer(const TransferChoice& choice, v1::TransferOptions& out);
 
 }  // namespace smartgen::gateway

@@ -25,6 +25,14 @@ class FakeAttempt final : public PrefillAttempt {
     ++fetches;
     return true;
   }
+  void FetchRanges(std::span<const transfer::LayerRange>) override {}
+  void FetchHeads(int, std::span<const kv::HeadRange>, bool) override {}
+  void Split(int64_t position, int32_t token, int layer, std::span<const float> hidden) override {
+    splits.push_back({position, token, layer, {hidden.begin(), hidden.end()}});
+  }
+  void FlushSteps() override {}
+  void Attend(int64_t, int, int64_t, int64_t, std::span<const float>) override {}
+  void Credit(int64_t bytes) override { credit += bytes; }
   void RenewLease() override { ++renewals; }
   base::Duration lease() const override { return std::chrono::seconds(30); }
   void End() override {
@@ -32,7 +40,15 @@ class FakeAttempt final : public PrefillAttempt {
     spec.sequence.reset();
   }
 
+  struct SplitCall {
+    int64_t position;
+    int32_t token;
+    int layer;
+    std::vector<float> hidden;
+  };
   AttemptSpec spec;
+  std::vector<SplitCall> splits;
+  int64_t credit = 0;
   std::vector<int32_t> tokens;
   AttemptEvents events;
   Progress now;
@@ -90,13 +106,17 @@ class EngineTest : public ::testing::Test {
     const kv::KvLayout layout = executor_->Layout(1024);
     pool_ = *kv::KvPool::Create(layout, {.bytes = pages * layout.PageBytesTotal()});
     cache_ = std::make_unique<kv::PrefixCache>(pool_.get(), kv::PrefixCache::Options{});
+    selectors_ = std::make_unique<selector::SelectorSet>(
+        layout,
+        std::vector<int>(static_cast<size_t>(executor_options_.layers), executor_options_.kv_heads),
+        selector::Parameters{}, selector::Options{});
     engine_ = std::make_unique<DecodeEngine>(
         options_,
         DecodeEngine::Parts{executor_.get(), pool_.get(), cache_.get(), &directory_, &clock_,
-                            metrics_.get()},
+                            metrics_.get(), selectors_.get()},
         false);
   }
-  GenerateSpec Spec(int tokens, int64_t max_tokens, Mode mode = Mode::kAuto, int salt = 1) {
+  GenerateSpec Spec(int tokens, int64_t max_tokens, Mode mode = Mode::kFull, int salt = 1) {
     GenerateSpec spec;
     for (int i = 0; i < tokens; ++i) spec.prompt.push_back((i * 7 + salt) % 256);
     spec.max_tokens = max_tokens;
@@ -154,6 +174,7 @@ class EngineTest : public ::testing::Test {
   std::unique_ptr<fakes::FakeExecutor> executor_;
   std::unique_ptr<kv::KvPool> pool_;
   std::unique_ptr<kv::PrefixCache> cache_;
+  std::unique_ptr<selector::SelectorSet> selectors_;
   std::unique_ptr<DecodeEngine> engine_;
   std::vector<std::shared_ptr<Request>> requests_;
 };
@@ -328,7 +349,7 @@ TEST_F(EngineTest, LeasesAreRenewedWhileWaitingButNotBeforeTheyAreGranted) {
 TEST_F(EngineTest, AVeryShortPromptStaysHereInAutoMode) {
   options_.local_below_tokens = 50;
   Make();
-  const auto listener = Submit(Spec(40, 2));
+  const auto listener = Submit(Spec(40, 2, Mode::kAuto));
   RunAll();
   EXPECT_TRUE(listener->finished);
   EXPECT_THAT(directory_.addresses, IsEmpty());
@@ -387,7 +408,7 @@ TEST_F(EngineTest, CancelFreesEverythingInTheNextStepInEveryState) {
   Make();
   for (int state = 0; state < 4; ++state) {
     const auto listener =
-        Submit(Spec(40, 500, state == 3 ? Mode::kLocal : Mode::kAuto, 10 + state));
+        Submit(Spec(40, 500, state == 3 ? Mode::kLocal : Mode::kFull, 10 + state));
     if (state > 0) engine_->Step();
     if (state == 2) {
       Deliver(*directory_.attempts.back(), /*kv=*/false);

@@ -37,7 +37,7 @@ TEST(Request, DefaultsAreOpenAis) {
   EXPECT_FALSE(r.max_tokens);
   EXPECT_FALSE(r.stream);
   EXPECT_FALSE(r.has_seed);
-  EXPECT_EQ(r.mode, Mode::kDefault);
+  EXPECT_EQ(r.mode, std::nullopt);
 }
 
 TEST(Request, C1_NullForEveryOptionalFieldMeansDefault) {
@@ -85,7 +85,7 @@ TEST(Request, EverySamplingFieldArrives) {
   EXPECT_THAT(r.stop, ElementsAre("a", "b"));
   EXPECT_TRUE(r.stream);
   EXPECT_TRUE(r.include_usage);
-  EXPECT_EQ(r.mode, Mode::kLocal);
+  EXPECT_EQ(r.mode, transfer::Mode::kLocal);
 }
 
 struct BadField {
@@ -149,6 +149,12 @@ INSTANTIATE_TEST_SUITE_P(
                  "stream_options.include_usage"},
         BadField{kC, R"({"smartgen": {"mode": "warp"}})", "smartgen.mode"},
         BadField{kC, R"({"smartgen": {"speed": 1}})", "smartgen"},
+        BadField{kC, R"({"smartgen": {"selector": "best"}})", "smartgen.selector"},
+        BadField{kC, R"({"smartgen": {"selection_budget": 0}})", "smartgen.selection_budget"},
+        BadField{kC, R"({"smartgen": {"selection_budget": 1.1}})", "smartgen.selection_budget"},
+        BadField{kC, R"({"smartgen": {"speculative_ratio": -1}})", "smartgen.speculative_ratio"},
+        BadField{kC, R"({"smartgen": {"handover": "all"}})", "smartgen.handover"},
+        BadField{kC, R"({"smartgen": {"profile": 1}})", "smartgen.profile"},
         BadField{kC, R"({"model": 7})", "model"}, BadField{kT, R"({"prompt": null})", "prompt"},
         BadField{kT, R"({"prompt": []})", "prompt"}, BadField{kT, R"({"prompt": 5})", "prompt"},
         BadField{kT, R"({"prompt": [1, "a"]})", "prompt"},

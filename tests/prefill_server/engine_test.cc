@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/fakes/fake_executor.h"
+#include "tests/prefill_server/engine_fixture.h"
 
 namespace smartgen::prefill_server {
 namespace {
@@ -15,90 +15,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-class FakeLink final : public DecodeLink {
- public:
-  bool up() const override { return true; }
-  absl::Status Begin(const base::TransferId& id, std::shared_ptr<kv::KvSequence>, int64_t begin,
-                     int64_t end) override {
-    calls.push_back(fmt::format("begin {} {}-{}", id.lo, begin, end));
-    return begin_status;
-  }
-  absl::Status LayerReady(const base::TransferId& id, const transfer::LayerRange& range) override {
-    calls.push_back(
-        fmt::format("ready {} layer {} {}-{}", id.lo, range.layer, range.begin, range.end));
-    return absl::OkStatus();
-  }
-  void End(const base::TransferId& id) override { calls.push_back(fmt::format("end {}", id.lo)); }
-  void NotifyAborted(const base::TransferId& id, std::string_view reason) override {
-    calls.push_back(fmt::format("aborted {} {}", id.lo, reason));
-  }
-  std::vector<std::string> calls;
-  absl::Status begin_status;
-};
-
-class FakeListener final : public JobListener {
- public:
-  void Started(int64_t cached_tokens, double) override {
-    calls.push_back(fmt::format("started {}", cached_tokens));
-  }
-  void FirstToken(const sampling::SampledToken&) override { calls.push_back("token"); }
-  void Done(bool transfer, double) override {
-    calls.push_back(transfer ? "done, transfer" : "done");
-  }
-  void Failed(const absl::Status& status) override {
-    calls.push_back(fmt::format("failed {}", base::MessageOf(status)));
-  }
-  std::vector<std::string> calls;
-};
-
-class EngineTest : public ::testing::Test {
- protected:
-  void Make(int64_t pages = 64) {
-    executor_options_.max_prefill_tokens = 32;
-    executor_options_.layers = 2;
-    executor_ = std::make_unique<fakes::FakeExecutor>(executor_options_);
-    const kv::KvLayout layout = executor_->Layout(1024);
-    pool_ = *kv::KvPool::Create(layout, {.bytes = pages * layout.PageBytesTotal()});
-    cache_ = std::make_unique<kv::PrefixCache>(pool_.get(), kv::PrefixCache::Options{});
-    options_.chunk_tokens = 32;
-    options_.lease = std::chrono::seconds(30);
-    engine_ = std::make_unique<PrefillEngine>(
-        options_,
-        PrefillEngine::Parts{executor_.get(), pool_.get(), cache_.get(), &clock_, metrics_.get()},
-        false);
-  }
-  JobSpec Spec(uint64_t id, int tokens, int64_t max_tokens = 8) {
-    JobSpec spec;
-    spec.id = {1, id};
-    for (int i = 0; i < tokens; ++i)
-      spec.tokens.push_back(static_cast<int32_t>((i * 7 + static_cast<int>(id)) % 256));
-    spec.prompt_tokens = tokens;
-    spec.max_tokens = max_tokens;
-    spec.sampling.temperature = 0;
-    spec.link = link_;
-    return spec;
-  }
-  std::shared_ptr<FakeListener> Submit(JobSpec spec) {
-    auto listener = std::make_shared<FakeListener>();
-    const auto job = engine_->Submit(std::move(spec), listener);
-    EXPECT_TRUE(job.ok()) << job.status();
-    if (job.ok()) jobs_.push_back(*job);
-    return listener;
-  }
-  int64_t FreeOrCached() const { return pool_->free_pages() + cache_->stats().pages; }
-
-  fakes::FakeExecutor::Options executor_options_;
-  PrefillEngine::Options options_;
-  base::SimulatedClock clock_;
-  std::unique_ptr<metrics::Metrics> metrics_ = metrics::Metrics::Create("prefilld");
-  std::unique_ptr<fakes::FakeExecutor> executor_;
-  std::unique_ptr<kv::KvPool> pool_;
-  std::unique_ptr<kv::PrefixCache> cache_;
-  std::shared_ptr<FakeLink> link_ = std::make_shared<FakeLink>();
-  std::unique_ptr<PrefillEngine> engine_;
-  std::vector<std::shared_ptr<Job>> jobs_;
-};
 
 TEST_F(EngineTest, EveryLayerOfEveryChunkIsHandedOutAsItIsReady) {
   Make();

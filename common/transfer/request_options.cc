@@ -1,0 +1,21 @@
+#include "common/transfer/request_options.h"
+
+namespace smartgen::transfer {
+
+absl::Status RequestOptions::Check() const {
+  if (selector != "dense" && selector != "quest" && selector != "hata" && selector != "infinigen") {
+    return base::InvalidArgument("selector: want dense, quest, hata or infinigen, got \"{}\"",
+                                 selector);
+  }
+  // Written so that no number fails as well.
+  if (!(selection_budget > 0 && selection_budget <= 1)) {
+    return base::InvalidArgument("selection_budget: want more than 0 and at most 1, got {}",
+                                 selection_budget);
+  }
+  if (!(speculative_ratio >= 0 && speculative_ratio <= 1)) {
+    return base::InvalidArgument("speculative_ratio: want 0 to 1, got {}", speculative_ratio);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace smartgen::transfer

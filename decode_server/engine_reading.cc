@@ -1,0 +1,209 @@
+// Steps that read a selection of the KV, or attend to KV where it is: cohorts that may have to
+// wait, so that streams whose KV is all here never do (smartgen.md, section 3).
+#include <algorithm>
+#include <utility>
+
+#include "common/base/log.h"
+#include "decode_server/engine.h"
+#include "decode_server/engine_metrics.h"
+
+namespace smartgen::decode_server {
+
+absl::Status DecodeEngine::PrepareReading(const RequestPtr& request) {
+  auto reading = std::make_shared<Request::Reading>();
+  if (transfer::Selects(request->spec.mode)) {
+    ASSIGN_OR_RETURN(reading->selector,
+                     parts_.selectors->Get(request->spec.transfer.selector,
+                                           request->spec.transfer.selection_budget));
+    reading->metadata = std::make_unique<selector::MetadataStore>(
+        &reading->selector->metadata(), parts_.pool->layout().token_capacity);
+    reading->read.selector = reading->selector.get();
+    reading->read.metadata = reading->metadata.get();
+    reading->read.prefetch = request->spec.transfer.prefetch;
+  }
+  request->reading = std::move(reading);
+  return absl::OkStatus();
+}
+
+void DecodeEngine::OnMetadata(const RequestPtr& request, int layer, int64_t begin, int64_t end,
+                              bool header, std::span<const std::byte> bytes) {
+  if (request->reading == nullptr || request->reading->metadata == nullptr) return;
+  selector::MetadataStore& store = *request->reading->metadata;
+  const int layers = store.layout().num_layers();
+  absl::Status status;
+  if (layer < 0 || layer >= layers) {
+    status = base::OutOfRange("metadata of layer {}: there are {}", layer, layers);
+  } else {
+    status = header ? store.PutHeader(layer, bytes) : store.Put(layer, begin, end, bytes);
+  }
+  if (!status.ok()) {
+    AttemptFailed(request, Fallback::kPrefillError, base::Annotate(status, "selection metadata"));
+  }
+}
+
+bool DecodeEngine::MetadataReady(Request& request) {
+  Request::Reading& reading = *request.reading;
+  if (reading.metadata == nullptr) return true;
+  selector::MetadataStore& store = *reading.metadata;
+  const int64_t position = request.length() - 1;
+  std::vector<transfer::LayerRange> missing;
+  bool ready = true;
+  for (int layer = 0; layer < store.layout().num_layers(); ++layer) {
+    if (store.layout().UnitBytes(layer) == 0) continue;
+    if (store.layout().HeaderBytes(layer) > 0 && store.Header(layer).empty()) return false;
+    // What this side has had all along, and tokens that were made by handed-over steps.
+    const std::pair<int64_t, int64_t> own[] = {{0, request.sequence->prefix_tokens()},
+                                               {request.remote.prompt_end, position}};
+    for (const auto& [begin, end] : own) {
+      if (begin >= end || store.Complete(layer, begin, end)) continue;
+      const int64_t until = request.sequence->FirstNotLocal(layer, begin, end);
+      if (until < end) missing.push_back({layer, until, end});
+      if (begin < until &&
+          !reading.selector->Extend(layer, *request.sequence, begin, until, store).ok()) {
+        return false;
+      }
+    }
+    ready = ready && store.Complete(layer, 0, position);
+  }
+  // Once: they come before the answer to the next step.
+  if (!missing.empty() && !request.remote.asked_born &&
+      store.Complete(0, request.remote.prompt_end)) {
+    request.remote.asked_born = true;
+    request.remote.attempt->FetchRanges(missing);
+  }
+  return ready;
+}
+
+void DecodeEngine::EnterReading(const RequestPtr& request) {
+  const base::TimePoint now = parts_.clock->Now();
+  if (request->state() != RequestState::kHandover) request->decode_started = now;
+  request->Advance(RequestState::kReading);
+  Request::Reading& reading = *request->reading;
+  RemoteReader::Options options;
+  options.stall = options_.stall;
+  options.max_retries = options_.max_fetches;
+  options.parallel = request->spec.transfer.parallel;
+  reading.reader = std::make_unique<RemoteReader>(options, request->remote.attempt,
+                                                  request->sequence, parts_.clock);
+  reading.read.remote = reading.reader.get();
+  if (reading.selector == nullptr) reading.read.ship_end = request->remote.prompt_end;
+}
+
+void DecodeEngine::GiveCredit(const RequestPtr& request) {
+  const auto& options = request->spec.transfer;
+  if (!options.speculation || request->spec.mode != Mode::kSmartGen) return;
+  const int64_t all = (request->remote.prompt_end - request->sequence->prefix_tokens()) *
+                      parts_.pool->layout().TokenBytes();
+  const double ratio = options.speculative_ratio > 0 ? options.speculative_ratio : 1;
+  const auto per_step = static_cast<int64_t>(ratio * static_cast<double>(all));
+  const auto paths = request->remote.attempt->progress().path_bytes;
+  const auto it = paths.find(transfer::Path::kSpeculative);
+  const auto came = it == paths.end() ? 0 : static_cast<int64_t>(it->second);
+  // A step's worth at a time: what the link could not carry is not added up.
+  const int64_t more = per_step - (request->reading->credited - came);
+  if (more <= 0) return;
+  request->reading->credited += more;
+  request->remote.attempt->Credit(more);
+}
+
+void DecodeEngine::StartCohort() {
+  std::vector<RequestPtr> ready;
+  for (const auto& request : active_) {
+    if (request->state() != RequestState::kReading || request->reading->under_way) continue;
+    ready.push_back(request);
+  }
+  for (const auto& request : ready) {
+    if (request->state() != RequestState::kReading) continue;  // pre-empted by one before
+    if (request->remote.kv_complete) {
+      EnterDecoding(request);
+    } else {
+      GrowOrPreempt(request);
+    }
+  }
+  std::erase_if(
+      ready, [](const RequestPtr& request) { return request->state() != RequestState::kReading; });
+  if (ready.empty()) return;
+  auto cohort = std::make_shared<Cohort>();
+  const auto vocab = static_cast<size_t>(parts_.executor->config().vocab_size);
+  cohort->logits.resize(ready.size() * vocab);
+  std::vector<executor::DecodeSlot> slots;
+  for (size_t i = 0; i < ready.size(); ++i) {
+    const RequestPtr& request = ready[i];
+    Request::Reading& reading = *request->reading;
+    reading.under_way = true;
+    reading.read.selected_entries = reading.read.remote_entries = 0;
+    reading.reader->BeginStep(request->length() - 1);
+    GiveCredit(request);
+    executor::DecodeSlot slot;
+    slot.sequence = request->sequence.get();
+    slot.position = request->length() - 1;
+    slot.token = request->tokens.back();
+    slot.logits = std::span<float>(cohort->logits).subspan(i * vocab, vocab);
+    slot.read = &reading.read;
+    slots.push_back(slot);
+    cohort->members.push_back({request, request->sequence, request->reading, request->length()});
+  }
+  auto run = parts_.executor->StartStep(slots);
+  if (!run.ok()) {
+    for (const auto& request : ready) Fail(request, base::Annotate(run.status(), "decode step"));
+    return;
+  }
+  cohort->run = *std::move(run);
+  cohorts_.push_back(std::move(cohort));
+}
+
+bool DecodeEngine::AdvanceCohorts() {
+  bool advanced = false;
+  const auto cohorts = cohorts_;
+  for (const auto& cohort : cohorts) {
+    const auto state = cohort->run->Advance();
+    if (state.ok() && *state == executor::StepRun::State::kWaiting) {
+      if (cohort->waiting_since == base::TimePoint{}) cohort->waiting_since = parts_.clock->Now();
+      continue;
+    }
+    advanced = true;
+    std::erase(cohorts_, cohort);
+    if (cohort->waiting_since != base::TimePoint{}) {
+      hot_->stall_seconds.Observe(base::ToSeconds(parts_.clock->Now() - cohort->waiting_since));
+    }
+    FinishCohort(*cohort, state.status());
+  }
+  return advanced;
+}
+
+void DecodeEngine::FinishCohort(Cohort& cohort, const absl::Status& status) {
+  const auto vocab = static_cast<size_t>(parts_.executor->config().vocab_size);
+  for (size_t i = 0; i < cohort.members.size(); ++i) {
+    auto& member = cohort.members[i];
+    const RequestPtr& request = member.request;
+    member.reading->under_way = false;
+    // Cancelled, pre-empted or begun anew meanwhile.
+    if (request->state() != RequestState::kReading || request->reading != member.reading) continue;
+    RemoteReader& reader = *member.reading->reader;
+    if (!reader.failure().ok()) {
+      AttemptFailed(request, Fallback::kTransferStalled, reader.failure());
+      continue;
+    }
+    if (!status.ok()) {
+      // Another member's failure: this one's step is made again. Its own: it ends.
+      const bool others = std::any_of(
+          cohort.members.begin(), cohort.members.end(), [](const Cohort::Member& other) {
+            return other.reading->reader != nullptr && !other.reading->reader->failure().ok();
+          });
+      if (!others) Fail(request, base::Annotate(status, "decode step"));
+      continue;
+    }
+    const executor::SlotRead& read = member.reading->read;
+    request->stats.selected_entries += read.selected_entries;
+    request->stats.remote_entries += read.remote_entries;
+    if (cohort.waiting_since != base::TimePoint{}) ++request->stats.wait_steps;
+    if (member.reading->selector == nullptr) ++request->stats.handover_steps;
+    if (read.selected_entries > 0) {
+      hot_->miss_ratio.Observe(static_cast<double>(read.remote_entries) /
+                               static_cast<double>(read.selected_entries));
+    }
+    SampleAndDeliver(request, std::span<float>(cohort.logits).subspan(i * vocab, vocab));
+  }
+}
+
+}  // namespace smartgen::decode_server

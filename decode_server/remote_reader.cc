@@ -1,0 +1,122 @@
+#include "decode_server/remote_reader.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace smartgen::decode_server {
+
+void RemoteReader::BeginStep(int64_t position) {
+  position_ = position;
+  waits_.clear();
+  shipped_.clear();
+}
+
+bool RemoteReader::Here(int layer, const kv::HeadRange& range) const {
+  for (int64_t token = range.begin; token < range.end; ++token) {
+    if (!sequence_->HeadLocal(layer, range.head, token)) return false;
+  }
+  return true;
+}
+
+absl::Status RemoteReader::Fetch(int layer, std::span<const kv::HeadRange> ranges) {
+  Wait& wait = waits_[layer];
+  wait.ranges.insert(wait.ranges.end(), ranges.begin(), ranges.end());
+  AskNext(layer, wait);
+  return absl::OkStatus();
+}
+
+void RemoteReader::AskNext(int layer, Wait& wait) {
+  if (wait.asked == wait.ranges.size()) return;
+  size_t until = wait.ranges.size();
+  if (!options_.parallel) {
+    if (wait.asked > 0) return;  // the head before has not come yet
+    const int head = wait.ranges[wait.asked].head;
+    until = wait.asked;
+    while (until < wait.ranges.size() && wait.ranges[until].head == head) ++until;
+  }
+  attempt_->FetchHeads(
+      layer, std::span<const kv::HeadRange>(wait.ranges).subspan(wait.asked, until - wait.asked),
+      false);
+  wait.asked = until;
+  wait.asked_at = clock_->Now();
+}
+
+absl::StatusOr<bool> RemoteReader::Fetched(int layer) {
+  const auto it = waits_.find(layer);
+  if (it == waits_.end()) return true;
+  Wait& wait = it->second;
+  // In the order asked for, which is about the order in which they come.
+  while (!wait.ranges.empty() && wait.asked > 0 && Here(layer, wait.ranges[wait.asked - 1])) {
+    wait.ranges.erase(wait.ranges.begin() + static_cast<int64_t>(--wait.asked));
+  }
+  if (wait.asked == 0 && !wait.ranges.empty()) AskNext(layer, wait);
+  if (wait.ranges.empty()) {
+    waits_.erase(it);
+    return true;
+  }
+  ASSIGN_OR_RETURN(const bool again, AskAgain(layer, wait.asked_at, wait.retries));
+  if (again) {
+    wait.asked_at = clock_->Now();
+    attempt_->FetchHeads(layer, std::span<const kv::HeadRange>(wait.ranges).first(wait.asked),
+                         true);
+  }
+  return false;
+}
+
+absl::StatusOr<bool> RemoteReader::AskAgain(int layer, base::TimePoint asked_at, int& retries) {
+  if (clock_->Now() - asked_at <= options_.stall) return false;
+  if (retries >= options_.max_retries) {
+    failure_ = base::DeadlineExceeded(
+        "layer {}: KV of the prefill side did not come within {:g} s though asked for {} times",
+        layer, base::ToSeconds(options_.stall), retries + 1);
+    return failure_;
+  }
+  ++retries;
+  ++retries_;
+  return true;
+}
+
+absl::Status RemoteReader::Attend(int layer, int64_t begin, int64_t end,
+                                  std::span<const float> queries) {
+  shipped_[layer] = {.begin = begin,
+                     .end = end,
+                     .queries = {queries.begin(), queries.end()},
+                     .answer = {},
+                     .asked_at = clock_->Now()};
+  attempt_->Attend(position_, layer, begin, end, queries);
+  return absl::OkStatus();
+}
+
+void RemoteReader::OnReply(uint64_t step, int layer, std::span<const std::byte> bytes) {
+  const auto it = shipped_.find(layer);
+  if (it == shipped_.end() || step != static_cast<uint64_t>(position_)) return;  // of an old step
+  if (bytes.size() % sizeof(float) != 0) return;
+  it->second.answer.resize(bytes.size() / sizeof(float));
+  std::memcpy(it->second.answer.data(), bytes.data(), bytes.size());
+}
+
+absl::StatusOr<bool> RemoteReader::Attended(int layer, std::span<float> out, std::span<float> lse) {
+  const auto it = shipped_.find(layer);
+  if (it == shipped_.end()) return base::Internal("layer {}: no query was shipped", layer);
+  Shipped& shipped = it->second;
+  if (!shipped.answer.empty()) {
+    if (shipped.answer.size() != out.size() + lse.size()) {
+      failure_ =
+          base::InvalidArgument("layer {}: the answer to a shipped query has {} values, want {}",
+                                layer, shipped.answer.size(), out.size() + lse.size());
+      return failure_;
+    }
+    std::copy_n(shipped.answer.begin(), out.size(), out.begin());
+    std::copy_n(shipped.answer.begin() + static_cast<int64_t>(out.size()), lse.size(), lse.begin());
+    shipped_.erase(it);
+    return true;
+  }
+  ASSIGN_OR_RETURN(const bool again, AskAgain(layer, shipped.asked_at, shipped.retries));
+  if (again) {
+    shipped.asked_at = clock_->Now();
+    attempt_->Attend(position_, layer, shipped.begin, shipped.end, shipped.queries);
+  }
+  return false;
+}
+
+}  // namespace smartgen::decode_server

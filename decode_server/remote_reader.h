@@ -1,0 +1,77 @@
+// KV of one sequence that stands on the prefill side, as the executor asks for it. Used by the
+// engine's thread alone.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/kv/remote_kv.h"
+#include "common/kv/sequence.h"
+#include "decode_server/remote_prefill.h"
+
+namespace smartgen::decode_server {
+
+class RemoteReader final : public kv::RemoteKv {
+ public:
+  struct Options {
+    base::Duration stall = std::chrono::seconds(1);  // without an answer: asked again
+    int max_retries = 3;                             // asked in vain so often: an error
+    bool parallel = true;                            // false: one head's entries after the other's
+  };
+  RemoteReader(Options options, std::shared_ptr<PrefillAttempt> attempt,
+               std::shared_ptr<kv::KvSequence> sequence, const base::Clock* clock)
+      : options_(options),
+        attempt_(std::move(attempt)),
+        sequence_(std::move(sequence)),
+        clock_(clock) {}
+
+  // What was asked for in an earlier step and not needed after all is forgotten.
+  void BeginStep(int64_t position);
+  void OnReply(uint64_t step, int layer, std::span<const std::byte> bytes);
+  // Why an answer never came; OK: none was missed.
+  const absl::Status& failure() const { return failure_; }
+  int64_t retries() const { return retries_; }
+
+  absl::Status Fetch(int layer, std::span<const kv::HeadRange> ranges) override;
+  absl::StatusOr<bool> Fetched(int layer) override;
+  absl::Status Attend(int layer, int64_t begin, int64_t end,
+                      std::span<const float> queries) override;
+  absl::StatusOr<bool> Attended(int layer, std::span<float> out, std::span<float> lse) override;
+
+ private:
+  struct Wait {
+    std::vector<kv::HeadRange> ranges;  // that may not be here yet
+    size_t asked = 0;                   // so many of them were asked for
+    base::TimePoint asked_at{};
+    int retries = 0;
+  };
+  struct Shipped {
+    int64_t begin = 0;
+    int64_t end = 0;
+    std::vector<float> queries;
+    std::vector<float> answer;  // empty: not here yet
+    base::TimePoint asked_at{};
+    int retries = 0;
+  };
+  bool Here(int layer, const kv::HeadRange& range) const;
+  // Drops what is here from the front and all over; asks for the next ones.
+  void AskNext(int layer, Wait& wait);
+  // True if it is time to ask again; an error once that was done too often.
+  absl::StatusOr<bool> AskAgain(int layer, base::TimePoint asked_at, int& retries);
+
+  const Options options_;
+  const std::shared_ptr<PrefillAttempt> attempt_;
+  const std::shared_ptr<kv::KvSequence> sequence_;
+  const base::Clock* const clock_;
+  int64_t position_ = 0;
+  int64_t retries_ = 0;
+  absl::Status failure_;
+  std::map<int, Wait> waits_;       // by layer
+  std::map<int, Shipped> shipped_;  // by layer
+};
+
+}  // namespace smartgen::decode_server
