@@ -305,14 +305,18 @@ std::function<void()> TransferSender::Impl::Conclude(Transfer& transfer) {
 }
 
 void TransferSender::Impl::Unqueue(Transfer* transfer) {
-  for (const auto lane : {Lane::kOnDemand, Lane::kMetadata, Lane::kProactive, Lane::kSpeculative}) {
-    std::erase_if(backlog_[static_cast<size_t>(lane)], [&](const ItemPtr& item) {
-      if (item->transfer.get() != transfer) return false;
+  for (size_t lane = 0; lane < channel::kNumLanes; ++lane) {
+    std::deque<ItemPtr> kept;
+    for (ItemPtr& item : backlog_[lane]) {
+      if (item->transfer.get() != transfer) {
+        kept.push_back(std::move(item));
+        continue;
+      }
       Settle(*item);
       // Metadata enters the window when it is taken.
-      if (lane >= Lane::kProactive) windowed_bytes_ -= item->payload_bytes();
-      return true;
-    });
+      if (item->lane >= Lane::kProactive) windowed_bytes_ -= item->payload_bytes();
+    }
+    backlog_[lane].swap(kept);
   }
 }
 

@@ -5,14 +5,18 @@
 namespace smartgen::transfer {
 namespace {
 
-// A sample is taken over this long or four round trips: long enough that a shaper's tick, a lost
+// A sample is taken over this long or two round trips: long enough that a shaper's tick, a lost
 // time slice or the grain of acknowledgements does not matter much.
 constexpr double kSampleSeconds = 0.004;
-constexpr double kSampleRoundTrips = 4;
+constexpr double kSampleRoundTrips = 2;
 // Weight of a new sample. Growth is believed sooner than decline: what has gone through, the link
 // can carry, while less may have been our own fault.
 constexpr double kUpWeight = 0.5;
 constexpr double kDownWeight = 0.125;
+// The rate has been found when three samples in a row are not this much above what is known.
+constexpr double kStartGrowth = 1.25;
+constexpr int kFlatSamples = 3;
+constexpr double kStartGain = 2;
 // A round trip that the system measured longer than this was no property of the link.
 constexpr double kMaxRoundTrip = 1.0;
 
@@ -27,7 +31,9 @@ int64_t LinkWindow::bytes() const {
 
 int64_t LinkWindow::in_flight_bytes() const {
   const double trip = std::min(estimate_.rtt_seconds, kMaxRoundTrip);
-  return bytes() + static_cast<int64_t>(estimate_.bytes_per_second * trip);
+  const double in_flight = static_cast<double>(bytes()) + estimate_.bytes_per_second * trip;
+  const bool starting = starting_ && estimate_.bytes_per_second > 0;
+  return static_cast<int64_t>(starting ? kStartGain * in_flight : in_flight);
 }
 
 void LinkWindow::OnBusy(base::TimePoint now) {
@@ -53,15 +59,21 @@ void LinkWindow::OnHandedOut(uint64_t bytes, const channel::LinkInfo& link, base
   }
   const double seconds = base::ToSeconds(at - from_at_);
   if (seconds < std::max(kSampleSeconds, kSampleRoundTrips * estimate_.rtt_seconds)) return;
-  Take(static_cast<double>(have - from_bytes_) / seconds);
+  OnSample(static_cast<double>(have - from_bytes_) / seconds);
   from_at_ = at;
   from_bytes_ = have;
 }
 
-void LinkWindow::Take(double bytes_per_second) {
+void LinkWindow::OnSample(double bytes_per_second) {
   double& known = estimate_.bytes_per_second;
   if (known <= 0) {
     known = bytes_per_second;
+    return;
+  }
+  if (starting_) {
+    flat_samples_ = bytes_per_second < kStartGrowth * known ? flat_samples_ + 1 : 0;
+    starting_ = flat_samples_ < kFlatSamples;
+    known = std::max(known, bytes_per_second);
     return;
   }
   const double weight = bytes_per_second > known ? kUpWeight : kDownWeight;

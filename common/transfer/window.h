@@ -6,6 +6,9 @@
 // estimate grow: with more under way than the link holds, the rate seen is the link's; with less,
 // the rate seen is more than the estimate, because the limit is above rate * round trip.
 //
+// On a link with a long round trip that growth is slow, so that in the beginning twice as much may
+// be under way, until the rate grows no more.
+//
 // Not thread-safe.
 #pragma once
 
@@ -53,11 +56,13 @@ class LinkWindow {
   void OnIdle() { measuring_ = false; }
 
  private:
-  void Take(double bytes_per_second);
+  void OnSample(double bytes_per_second);
 
   const Options options_;
   LinkEstimate estimate_;
   uint64_t handed_out_ = 0;
+  bool starting_ = true;  // looking for the rate
+  int flat_samples_ = 0;  // in a row, while starting
   base::TimePoint busy_at_;
   // A sample begun: from the values below on.
   bool measuring_ = false;

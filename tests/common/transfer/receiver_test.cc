@@ -40,6 +40,13 @@ class ReceiverTest : public TransferFixture {
     ASSERT_TRUE(placement.ok()) << placement.status();
     Complete(head, *std::move(placement), fill);
   }
+  std::vector<std::byte> Bytes(int layer, int64_t begin, int64_t end) {
+    std::vector<std::byte> bytes;
+    for (const auto& s : sequence_->Segments(layer, begin, end)) {
+      bytes.insert(bytes.end(), s.begin(), s.end());
+    }
+    return bytes;
+  }
   void ExpectRefused(const WireHead& head, Refusal refusal) {
     const std::string name(RefusalName(refusal));
     const int64_t before = log_.count(name);
@@ -118,6 +125,80 @@ TEST_F(ReceiverTest, ATokenThatIsLocalIsNeverWrittenAgain) {
   EXPECT_EQ(receiver_->stats(id_).duplicate_bytes,
             static_cast<uint64_t>((16 + 1) * Layout().TokenBytes(0)));
   EXPECT_EQ(receiver_->stats(id_).bytes, static_cast<uint64_t>(32 * Layout().TokenBytes(0)));
+}
+
+TEST_F(ReceiverTest, AHeadThatIsLocalIsNeverWrittenAgain) {
+  // Layer 2 has three heads of 4 floats: 16 bytes K and as many V a token and head.
+  WireHead one = Head(2, 20, 24);
+  one.ranges[0].first_head = 1;
+  one.ranges[0].head_count = 1;
+  one.payload_bytes = 4 * 32;
+  ASSERT_NO_FATAL_FAILURE(Deliver(one, std::byte{0x11}));
+  EXPECT_TRUE(sequence_->HeadLocal(2, 1, 20));
+  EXPECT_FALSE(sequence_->HeadLocal(2, 0, 20));
+  ASSERT_NO_FATAL_FAILURE(Deliver(Head(2, 16, 32), std::byte{0x22}));
+  EXPECT_TRUE(sequence_->AllLocal(2, 16, 32));
+  for (int head = 0; head < 3; ++head) {
+    for (int64_t token = 16; token < 32; ++token) {
+      const std::byte want{head == 1 && token >= 20 && token < 24 ? uint8_t{0x11} : uint8_t{0x22}};
+      for (const auto& segment : sequence_->Segments(2, head, token, token + 1)) {
+        for (const std::byte b : segment) ASSERT_EQ(b, want) << head << ", " << token;
+      }
+    }
+  }
+  EXPECT_EQ(receiver_->stats(id_).duplicate_bytes, 4u * 32);
+  EXPECT_EQ(receiver_->stats(id_).bytes, 16u * 96);
+}
+
+TEST_F(ReceiverTest, PiecesBesideDuplicatesGetTheirOwnBytes) {
+  // Bytes that differ from place to place: the order of the wire is kept around what is drained.
+  ASSERT_NO_FATAL_FAILURE(Deliver(Head(0, 18, 21)));
+  const std::vector<std::byte> before = Bytes(0, 18, 21);
+  WireHead head = Head(0, 16, 40);
+  std::vector<std::byte> payload(head.payload_bytes);
+  for (size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<std::byte>(i * 7 + i / 251);
+  head.checksum = base::Hash64(payload);
+  auto placement = Offer(head);
+  ASSERT_TRUE(placement.ok()) << placement.status();
+  size_t at = 0;
+  for (const auto& segment : placement->segments) {
+    std::copy_n(payload.begin() + static_cast<ptrdiff_t>(at), segment.size(), segment.begin());
+    at += segment.size();
+  }
+  ASSERT_EQ(at, payload.size());
+  receiver_->OnPayload(channel::Lane::kProactive, EncodeWireHead(head), *std::move(placement));
+  EXPECT_EQ(Bytes(0, 18, 21), before);
+  // The same payload in another sequence, where nothing was here before.
+  auto fresh = NewSequence(*target_pool_, 64);
+  at = 0;
+  for (const auto& segment : fresh->Segments(0, 16, 40)) {
+    std::copy_n(payload.begin() + static_cast<ptrdiff_t>(at), segment.size(), segment.begin());
+    at += segment.size();
+  }
+  EXPECT_TRUE(Equal(*fresh, *sequence_, 0, 16, 18));
+  EXPECT_TRUE(Equal(*fresh, *sequence_, 0, 21, 40));
+}
+
+TEST_F(ReceiverTest, TokensBeyondTheEndAreTakenAsFarAsTheSequenceHasRoom) {
+  receiver_->End(id_);
+  ASSERT_TRUE(BeginReceive(id_, sequence_, 16, 48).ok());
+  Deliver(Head(0, 48, 49));
+  EXPECT_TRUE(sequence_->AllLocal(0, 48, 49));
+  EXPECT_EQ(log_.count("progress"), 0);
+  Deliver(Head(0, 16, 48));
+  EXPECT_EQ(log_.count("layer 0"), 1);
+  ExpectRefused(Head(0, 60, 65), Refusal::kOutOfRange);
+}
+
+TEST_F(ReceiverTest, HeadsThatThereAreNotAreRefused) {
+  WireHead head = Head(1, 16, 17);  // one KV head
+  head.ranges[0].first_head = 1;
+  head.ranges[0].head_count = 1;
+  ExpectRefused(head, Refusal::kOutOfRange);
+  head = Head(2, 16, 17);
+  head.ranges[0].head_count = 4;
+  head.payload_bytes = 4 * 32;
+  ExpectRefused(head, Refusal::kOutOfRange);
 }
 
 TEST_F(ReceiverTest, TwoMessagesAtOnceForOneTokenNeverBothWrite) {
