@@ -309,8 +309,8 @@ std::optional<DecodeEngine::Share> DecodeEngine::ShareOfHandover(const RequestPt
   if (request->handover.phase == Phase::kBack) return Share{request, Part::kOutput};
   const int layers = LocalLayers(*request);
   if (layers == parts_.executor->config().num_layers()) {
-    if (request->reading != nullptr && !MetadataReady(*request)) {
-      // All keys are here, so the rest of the metadata is made here.
+    if (request->reading != nullptr && request->reading->metadata != nullptr) {
+      // All keys are here, so what is missing of the metadata is made here.
       for (int layer = 0; layer < layers; ++layer) {
         const absl::Status made = request->reading->selector->Extend(
             layer, *request->sequence, 0, request->length() - 1, *request->reading->metadata);
@@ -322,11 +322,11 @@ std::optional<DecodeEngine::Share> DecodeEngine::ShareOfHandover(const RequestPt
     EnterDecoding(request);
     return Share{request, Part::kWhole};
   }
-  if (request->reading != nullptr && MetadataReady(*request)) {
-    EnterReading(request);
-    return std::nullopt;  // in the next cohort
-  }
-  if (layers > 0) return Share{request, Part::kFirstLayers};
+  if (request->reading != nullptr && LeaveHandover(request)) return std::nullopt;
+  // Who selects without metadata has the whole step made where there is some, so that what is
+  // selected never depends on what has come.
+  request->handover.from = request->reading != nullptr ? 0 : layers;
+  if (request->handover.from > 0) return Share{request, Part::kFirstLayers};
   SendStep(request);
   return std::nullopt;
 }
@@ -345,7 +345,7 @@ executor::DecodeSlot DecodeEngine::MakeSlot(const Share& share, std::span<float>
       }
       break;
     case Part::kFirstLayers:
-      slot.layer_end = request.handover.layers;
+      slot.layer_end = request.handover.from;
       slot.hidden = request.handover.hidden;
       break;
     case Part::kOutput:

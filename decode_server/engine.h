@@ -127,7 +127,16 @@ class DecodeEngine {
   absl::Status PrepareReading(const RequestPtr& request);
   void OnMetadata(const RequestPtr& request, int layer, int64_t begin, int64_t end, bool header,
                   std::span<const std::byte> bytes);
-  bool MetadataReady(Request& request);
+  // What of the metadata of tokens before the newest is here. Makes what can be made from keys that
+  // are here.
+  enum class MetadataState {
+    kReady,
+    kMissing,      // of the prompt: it is on its way
+    kBornMissing,  // only of tokens that handed-over steps made: their keys are not here
+  };
+  MetadataState LookAtMetadata(Request& request, std::vector<transfer::LayerRange>* missing);
+  // True if the request goes on as kReading, or waits a moment for keys in order to do so.
+  bool LeaveHandover(const RequestPtr& request);
   void EnterReading(const RequestPtr& request);
   void GiveCredit(const RequestPtr& request);
   // Streams that may have to wait make their steps in cohorts of their own.

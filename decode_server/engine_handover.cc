@@ -36,7 +36,7 @@ void DecodeEngine::SendStep(const RequestPtr& request) {
   auto& handover = request->handover;
   handover.phase = Request::Handover::Phase::kAway;
   handover.sent_at = parts_.clock->Now();
-  request->remote.attempt->Split(request->length() - 1, request->tokens.back(), handover.layers,
+  request->remote.attempt->Split(request->length() - 1, request->tokens.back(), handover.from,
                                  handover.hidden);
 }
 
@@ -51,7 +51,7 @@ void DecodeEngine::OnReply(const RequestPtr& request, uint64_t step, int layer,
   // An answer may come twice, or to a step that was asked for again with more layers here.
   if (request->state() != RequestState::kHandover ||
       handover.phase != Request::Handover::Phase::kAway ||
-      step != static_cast<uint64_t>(request->length() - 1) || layer != handover.layers) {
+      step != static_cast<uint64_t>(request->length() - 1) || layer != handover.from) {
     return;
   }
   if (bytes.size() != handover.hidden.size() * sizeof(float)) {

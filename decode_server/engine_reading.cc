@@ -41,37 +41,62 @@ void DecodeEngine::OnMetadata(const RequestPtr& request, int layer, int64_t begi
   }
 }
 
-bool DecodeEngine::MetadataReady(Request& request) {
+DecodeEngine::MetadataState DecodeEngine::LookAtMetadata(
+    Request& request, std::vector<transfer::LayerRange>* missing) {
   Request::Reading& reading = *request.reading;
-  if (reading.metadata == nullptr) return true;
   selector::MetadataStore& store = *reading.metadata;
   const int64_t position = request.length() - 1;
-  std::vector<transfer::LayerRange> missing;
-  bool ready = true;
+  const int64_t prefix = request.sequence->prefix_tokens();
+  const int64_t prompt_end = request.remote.prompt_end;
   for (int layer = 0; layer < store.layout().num_layers(); ++layer) {
     if (store.layout().UnitBytes(layer) == 0) continue;
-    if (store.layout().HeaderBytes(layer) > 0 && store.Header(layer).empty()) return false;
+    if (store.layout().HeaderBytes(layer) > 0 && store.Header(layer).empty()) {
+      return MetadataState::kMissing;
+    }
+    if (!store.Complete(layer, prefix, prompt_end)) return MetadataState::kMissing;
     // What this side has had all along, and tokens that were made by handed-over steps.
-    const std::pair<int64_t, int64_t> own[] = {{0, request.sequence->prefix_tokens()},
-                                               {request.remote.prompt_end, position}};
+    const std::pair<int64_t, int64_t> own[] = {{0, prefix}, {prompt_end, position}};
     for (const auto& [begin, end] : own) {
       if (begin >= end || store.Complete(layer, begin, end)) continue;
       const int64_t until = request.sequence->FirstNotLocal(layer, begin, end);
-      if (until < end) missing.push_back({layer, until, end});
+      if (until < end) missing->push_back({layer, until, end});
       if (begin < until &&
           !reading.selector->Extend(layer, *request.sequence, begin, until, store).ok()) {
-        return false;
+        return MetadataState::kMissing;
       }
     }
-    ready = ready && store.Complete(layer, 0, position);
   }
-  // Once: they come before the answer to the next step.
-  if (!missing.empty() && !request.remote.asked_born &&
-      store.Complete(0, request.remote.prompt_end)) {
-    request.remote.asked_born = true;
-    request.remote.attempt->FetchRanges(missing);
+  // The dense layers have no metadata, but their keys are read all the same.
+  for (int layer = 0; layer < store.layout().num_layers(); ++layer) {
+    if (store.layout().UnitBytes(layer) > 0 || prompt_end >= position) continue;
+    const int64_t until = request.sequence->FirstNotLocal(layer, prompt_end, position);
+    if (until < position) missing->push_back({layer, until, position});
   }
-  return ready;
+  return missing->empty() ? MetadataState::kReady : MetadataState::kBornMissing;
+}
+
+bool DecodeEngine::LeaveHandover(const RequestPtr& request) {
+  std::vector<transfer::LayerRange> missing;
+  switch (LookAtMetadata(*request, &missing)) {
+    case MetadataState::kReady:
+      EnterReading(request);
+      return true;
+    case MetadataState::kMissing:
+      return false;
+    case MetadataState::kBornMissing:
+      break;
+  }
+  // Another handed-over step would make another token whose keys are there: this one waits instead.
+  auto& handover = request->handover;
+  const base::TimePoint now = parts_.clock->Now();
+  if (handover.held_since == base::TimePoint{}) {
+    handover.held_since = now;
+    request->remote.attempt->FetchRanges(missing);
+    return true;
+  }
+  if (now - handover.held_since <= options_.stall) return true;
+  handover.held_since = {};  // they were lost: on by another step, and tried again with the next
+  return false;
 }
 
 void DecodeEngine::EnterReading(const RequestPtr& request) {

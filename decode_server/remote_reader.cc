@@ -20,7 +20,13 @@ bool RemoteReader::Here(int layer, const kv::HeadRange& range) const {
 
 absl::Status RemoteReader::Fetch(int layer, std::span<const kv::HeadRange> ranges) {
   Wait& wait = waits_[layer];
-  wait.ranges.insert(wait.ranges.end(), ranges.begin(), ranges.end());
+  for (const kv::HeadRange& range : ranges) {
+    // Asked for ahead of need already.
+    const bool known = std::any_of(wait.ranges.begin(), wait.ranges.end(), [&](const auto& other) {
+      return other.head == range.head && other.begin <= range.begin && range.end <= other.end;
+    });
+    if (!known) wait.ranges.push_back(range);
+  }
   AskNext(layer, wait);
   return absl::OkStatus();
 }
@@ -46,7 +52,7 @@ absl::StatusOr<bool> RemoteReader::Fetched(int layer) {
   if (it == waits_.end()) return true;
   Wait& wait = it->second;
   // In the order asked for, which is about the order in which they come.
-  while (!wait.ranges.empty() && wait.asked > 0 && Here(layer, wait.ranges[wait.asked - 1])) {
+  while (wait.asked > 0 && Here(layer, wait.ranges[wait.asked - 1])) {
     wait.ranges.erase(wait.ranges.begin() + static_cast<int64_t>(--wait.asked));
   }
   if (wait.asked == 0 && !wait.ranges.empty()) AskNext(layer, wait);
@@ -54,11 +60,19 @@ absl::StatusOr<bool> RemoteReader::Fetched(int layer) {
     waits_.erase(it);
     return true;
   }
+  const uint64_t bytes = attempt_->progress().bytes;
+  if (bytes != wait.bytes) {
+    wait.bytes = bytes;
+    wait.asked_at = clock_->Now();
+  }
   ASSIGN_OR_RETURN(const bool again, AskAgain(layer, wait.asked_at, wait.retries));
   if (again) {
     wait.asked_at = clock_->Now();
-    attempt_->FetchHeads(layer, std::span<const kv::HeadRange>(wait.ranges).first(wait.asked),
-                         true);
+    std::vector<kv::HeadRange> missing;
+    for (size_t i = 0; i < wait.asked; ++i) {
+      if (!Here(layer, wait.ranges[i])) missing.push_back(wait.ranges[i]);
+    }
+    attempt_->FetchHeads(layer, missing, true);
   }
   return false;
 }

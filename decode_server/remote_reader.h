@@ -46,7 +46,8 @@ class RemoteReader final : public kv::RemoteKv {
   struct Wait {
     std::vector<kv::HeadRange> ranges;  // that may not be here yet
     size_t asked = 0;                   // so many of them were asked for
-    base::TimePoint asked_at{};
+    base::TimePoint asked_at{};         // or when bytes last came
+    uint64_t bytes = 0;                 // of the transfer, then
     int retries = 0;
   };
   struct Shipped {
@@ -58,7 +59,7 @@ class RemoteReader final : public kv::RemoteKv {
     int retries = 0;
   };
   bool Here(int layer, const kv::HeadRange& range) const;
-  // Drops what is here from the front and all over; asks for the next ones.
+  // Asks for the ranges that have not been asked for, all or the next head's.
   void AskNext(int layer, Wait& wait);
   // True if it is time to ask again; an error once that was done too often.
   absl::StatusOr<bool> AskAgain(int layer, base::TimePoint asked_at, int& retries);

@@ -112,11 +112,13 @@ class Request {
   struct Handover {
     enum class Phase { kReady, kAway, kBack };
     Phase phase = Phase::kReady;
-    int layers = 0;                    // the first ones, which ran here; never fewer
+    int layers = 0;                    // the first ones whose KV is all here; never fewer
+    int from = 0;                      // the layer that the step under way was handed over at
     std::vector<int64_t> local_until;  // by layer: tokens known to be here
     std::vector<float> hidden;         // what goes there, then what came back
     base::TimePoint sent_at{};
     int retries = 0;
+    base::TimePoint held_since{};  // zero: no step waits for keys of tokens made there
   };
   // Steps that read a selection, or KV that is not here.
   struct Reading {
@@ -162,9 +164,8 @@ class Request {
     std::shared_ptr<PrefillAttempt> attempt;
     uint64_t number = 0;  // tells events of this attempt from those of an earlier one
     std::string address;
-    bool started = false;    // it left the prefill side's queue: it has a lease
-    int64_t prompt_end = 0;  // KV of tokens before comes, the rest is born
-    bool asked_born = false;
+    bool started = false;      // it left the prefill side's queue: it has a lease
+    int64_t prompt_end = 0;    // KV of tokens before comes, the rest is born
     bool kv_complete = false;  // of tokens before prompt_end
     PlanInfo plan;
     bool sent = false;           // everything was handed to the network

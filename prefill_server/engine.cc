@@ -410,7 +410,6 @@ void PrefillEngine::FinishPrompt(const std::shared_ptr<Job>& job, std::span<floa
   std::erase(running_, job);
   job->Advance(JobState::kEnded);
   job->SetComputed();
-  job->metadata.reset();
   parts_.planner->speed().Learn(job->tokens() - job->cached_tokens, job->compute_seconds);
   if (transfer) job->spec.link->PromptDone(job->spec.id);
   job->listener->FirstToken(*token);

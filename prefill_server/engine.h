@@ -126,6 +126,7 @@ class PrefillEngine {
   bool RunHandover();
   bool MayHandOver();
   void RunSplits(std::vector<SplitStep> steps);
+  absl::Status RunSlots(std::span<const executor::DecodeSlot> slots);
   void RunAttends(std::vector<AttendStep> steps);
   // Null, and the transfer is aborted, if it is none whose KV is complete and held.
   std::shared_ptr<Job> HeldJob(const base::TransferId& id);

@@ -121,6 +121,7 @@ void PrefillEngine::RunSplits(std::vector<SplitStep> steps) {
     std::shared_ptr<Job> job;
     std::shared_ptr<kv::KvSequence> sequence;
     SplitStep step;
+    executor::SlotRead read;
   };
   std::vector<Running> running;
   for (SplitStep& step : steps) {
@@ -143,7 +144,7 @@ void PrefillEngine::RunSplits(std::vector<SplitStep> steps) {
       continue;
     }
     step.hidden.resize(hidden_dim);
-    running.push_back({job, sequence, std::move(step)});
+    running.push_back({job, sequence, std::move(step), {}});
   }
   std::vector<executor::DecodeSlot> slots;
   for (Running& one : running) {
@@ -153,16 +154,21 @@ void PrefillEngine::RunSplits(std::vector<SplitStep> steps) {
     slot.token = one.step.token;
     slot.layer_begin = one.step.layer;
     slot.hidden = one.step.hidden;
+    if (one.job->metadata != nullptr) {
+      one.read.selector = one.job->metadata->selector();
+      one.read.metadata = one.job->metadata->store();
+      slot.read = &one.read;
+    }
     slots.push_back(slot);
   }
   if (slots.empty()) return;
-  const absl::Status together = parts_.executor->Decode(slots);
+  const absl::Status together = RunSlots(slots);
   for (size_t i = 0; i < running.size(); ++i) {
     Running& one = running[i];
     const base::TransferId& id = one.step.id;
     // One that cannot be computed must not take the others with it.
     absl::Status status = together;
-    if (!together.ok()) status = parts_.executor->Decode({&slots[i], 1});
+    if (!together.ok()) status = RunSlots({&slots[i], 1});
     if (status.ok()) status = one.job->spec.link->Born(id, one.step.layer, one.step.position);
     if (status.ok()) {
       status = one.job->spec.link->Reply(id, static_cast<uint64_t>(one.step.position),
@@ -171,6 +177,16 @@ void PrefillEngine::RunSplits(std::vector<SplitStep> steps) {
     if (!status.ok() && !one.job->cancelled()) AbortTransfer(one.job, status);
   }
   hot_->split_steps.Add(static_cast<double>(running.size()));
+}
+
+absl::Status PrefillEngine::RunSlots(std::span<const executor::DecodeSlot> slots) {
+  const bool selects = std::any_of(slots.begin(), slots.end(),
+                                   [](const auto& slot) { return slot.read != nullptr; });
+  if (!selects) return parts_.executor->Decode(slots);
+  ASSIGN_OR_RETURN(const auto run, parts_.executor->StartStep(slots));
+  ASSIGN_OR_RETURN(const auto state, run->Advance());
+  if (state == executor::StepRun::State::kDone) return absl::OkStatus();
+  return base::Internal("a step whose KV is all here would wait");
 }
 
 void PrefillEngine::RunAttends(std::vector<AttendStep> steps) {

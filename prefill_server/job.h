@@ -143,7 +143,7 @@ class Job {
   int64_t done_tokens = 0;
   int passed_over = 0;
   double compute_seconds = 0;                // in its own chunks
-  std::unique_ptr<MetadataSource> metadata;  // while the prompt is computed; null: none is wanted
+  std::unique_ptr<MetadataSource> metadata;  // null: none is wanted
 
  private:
   JobState state_ = JobState::kQueued;

@@ -40,8 +40,10 @@ absl::Status MetadataSource::OnLayer(int layer, int64_t end, kv::KvSequence& seq
                                      const Sink& sink) {
   int64_t& next = next_[static_cast<size_t>(layer)];
   if (selector_->metadata().UnitBytes(layer) == 0 || next >= end) return absl::OkStatus();
+  RETURN_IF_ERROR(
+      selector_->Extend(layer, sequence, store_.FirstMissing(layer, 0, end), end, store_));
   std::vector<std::byte> bytes;
-  RETURN_IF_ERROR(selector_->Encode(layer, sequence, next, end, store_.Header(layer), bytes));
+  RETURN_IF_ERROR(store_.Export(layer, next, end, bytes));
   RETURN_IF_ERROR(sink(layer, next, end, false, std::move(bytes)));
   next = end;
   return absl::OkStatus();

@@ -20,7 +20,7 @@ class MetadataSource {
   using Sink = std::function<absl::Status(int layer, int64_t begin, int64_t end, bool header,
                                           std::vector<std::byte> bytes)>;
 
-  // Of tokens from `begin` on: the other side has the keys before.
+  // Handed out are tokens from `begin` on: the other side has the keys before.
   MetadataSource(std::shared_ptr<const selector::KvSelector> selector, int64_t token_capacity,
                  int64_t begin);
 
@@ -30,10 +30,13 @@ class MetadataSource {
   // Keys of tokens [0, end) of the layer are final.
   absl::Status OnLayer(int layer, int64_t end, kv::KvSequence& sequence, const Sink& sink);
 
+  const selector::KvSelector* selector() const { return selector_.get(); }
+  selector::MetadataStore* store() { return &store_; }
+
  private:
   const std::shared_ptr<const selector::KvSelector> selector_;
-  selector::MetadataStore store_;  // holds the headers
-  std::vector<int64_t> next_;      // by layer: the first token that was not handed out
+  selector::MetadataStore store_;
+  std::vector<int64_t> next_;  // by layer: the first token that was not handed out
 };
 
 }  // namespace smartgen::prefill_server

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "common/channel/fault_channel.h"
+#include "common/executor/executor.h"
 #include "common/model/model.h"
 #include "tests/integration/pair_harness.h"
 
@@ -32,7 +34,24 @@ class PairModelTest : public ::testing::Test {
     prefill.context_length = 2048;
     prefill.kv_bytes = 256 << 20;
     prefill.max_prefill_tokens = 256;
-    auto prefill_server = PrefillServer::FromModel(prefill);
+    // As FromModel does, but with a link whose speed the test sets.
+    const auto model = model::Model::Open(path);
+    ASSERT_TRUE(model.ok()) << model.status();
+    executor::ExecutorOptions executor_options;
+    executor_options.compute = executor::ComputeType::kF32;
+    executor_options.max_prefill_tokens = prefill.max_prefill_tokens;
+    PrefillServer::Parts parts;
+    auto executor = executor::CreateCpuExecutor(**model, executor_options);
+    ASSERT_TRUE(executor.ok()) << executor.status();
+    parts.executor = *std::move(executor);
+    parts.model_name = (*model)->config().name;
+    parts.model_fingerprint = (*model)->fingerprint();
+    parts.wrap_channel = [this](std::shared_ptr<channel::Channel> inner) {
+      channel::FaultOptions faults;
+      faults.bandwidth = bandwidth_;
+      return bandwidth_ > 0 ? channel::FaultChannel::Wrap(std::move(inner), faults) : inner;
+    };
+    auto prefill_server = PrefillServer::Start(prefill, std::move(parts));
     ASSERT_TRUE(prefill_server.ok()) << prefill_server.status();
     prefill_ = *std::move(prefill_server);
     decode_server::Options decode;
@@ -60,6 +79,7 @@ class PairModelTest : public ::testing::Test {
     return request;
   }
 
+  double bandwidth_ = 0;  // bytes a second; 0: as fast as it goes
   std::unique_ptr<PrefillServer> prefill_;
   std::unique_ptr<DecodeServer> decode_;
   std::unique_ptr<v1::Decode::Stub> stub_;
@@ -80,6 +100,68 @@ TEST_F(PairModelTest, FullModeMakesTheTokensOfLocalMode) {
     EXPECT_EQ(Call(stub_.get(), Request(length, v1::MODE_FULL)).Wait().tokens, local.tokens)
         << length;
   }
+}
+
+// 69 MB of KV take 17 s over this link.
+class SlowPairModelTest : public PairModelTest {
+ protected:
+  void SetUp() override {
+    bandwidth_ = 4e6;
+    PairModelTest::SetUp();
+  }
+  Result Run(v1::GenerateRequest request) {
+    decode_->prefix_cache().Clear();
+    prefill_->prefix_cache().Clear();
+    const Result result = Call(stub_.get(), std::move(request)).Wait();
+    EXPECT_TRUE(result.status.ok()) << result.status.error_message();
+    EXPECT_EQ(result.stats.fallback_reason(), "");
+    return result;
+  }
+};
+
+TEST_F(SlowPairModelTest, ExactByLayersAndByQueriesMakesTheTokensOfLocalMode) {
+  const Result local = Run(Request(1500, v1::MODE_LOCAL));
+  const Result split = Run(Request(1500, v1::MODE_EXACT));
+  EXPECT_EQ(split.tokens, local.tokens);
+  EXPECT_EQ(split.stats.handover_steps(), 15);
+  auto attend = Request(1500, v1::MODE_EXACT);
+  attend.mutable_transfer()->set_handover(v1::TransferOptions::HANDOVER_ATTEND);
+  const Result shipped = Run(attend);
+  EXPECT_EQ(shipped.tokens, local.tokens);
+  EXPECT_EQ(shipped.stats.handover_steps(), 15);
+}
+
+TEST_F(SlowPairModelTest, SelectionOfEverythingMakesTheTokensOfLocalMode) {
+  const Result local = Run(Request(700, v1::MODE_LOCAL));
+  for (const char* selector : {"quest", "dense"}) {
+    auto request = Request(700, v1::MODE_SMARTGEN);
+    request.mutable_transfer()->set_selector(selector);
+    request.mutable_transfer()->set_selection_budget(1);
+    EXPECT_EQ(Run(request).tokens, local.tokens) << selector;
+  }
+}
+
+// What is selected depends on values alone, never on where they are.
+TEST_F(SlowPairModelTest, ASelectionMakesTheSameTokensHoweverItsEntriesCome) {
+  int64_t remote = 0;
+  for (const char* selector : {"quest", "hata", "infinigen"}) {
+    auto request = Request(900, v1::MODE_SMARTGEN);
+    request.set_max_tokens(24);
+    request.mutable_transfer()->set_selector(selector);
+    request.mutable_transfer()->set_selection_budget(0.2);
+    const Result slow = Run(request);
+    remote += slow.stats.remote_entries();
+    // The same with other blocks pushed, and nothing ahead of need.
+    auto other = request;
+    other.set_mode(v1::MODE_RANDOM);
+    other.mutable_transfer()->set_prefetch(false);
+    EXPECT_EQ(Run(other).tokens, slow.tokens) << selector;
+    auto serial = request;
+    serial.set_mode(v1::MODE_PARTIAL);
+    serial.mutable_transfer()->set_parallel(false);
+    EXPECT_EQ(Run(serial).tokens, slow.tokens) << selector;
+  }
+  EXPECT_GT(remote, 0);
 }
 
 }  // namespace
