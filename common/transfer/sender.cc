@@ -14,11 +14,31 @@ using channel::Lane;
 constexpr size_t kMaxRanges = 1 << 17;
 constexpr int64_t kMaxQueuedMessages = 1 << 18;
 constexpr int64_t kMinQueuedBytes = 256 << 20;
+// Calls of the channel do not block: this is never waited for but on a machine that stands still.
+constexpr base::Duration kDetachLimit = std::chrono::seconds(5);
+
+// Calls of channels on this thread's stack.
+thread_local int uses_of_this_thread = 0;
 
 }  // namespace
 
 TransferSender::Impl::Impl(std::shared_ptr<channel::Channel> channel, Options options)
-    : channel_(std::move(channel)), options_(options), window_(options.window) {}
+    : options_(options), channel_(std::move(channel)), window_(options.window) {}
+
+TransferSender::Impl::UseChannel::UseChannel(Impl* impl) : impl_(impl) {
+  base::MutexLock lock(impl->mutex_);
+  channel_ = impl->channel_;
+  ++impl->channel_uses_;
+  ++uses_of_this_thread;
+}
+
+TransferSender::Impl::UseChannel::~UseChannel() {
+  channel_.reset();  // not the last: the sender has one until Detach, which waits for this
+  base::MutexLock lock(impl_->mutex_);
+  --uses_of_this_thread;
+  --impl_->channel_uses_;
+  impl_->unused_.NotifyAll();
+}
 
 absl::Status TransferSender::Impl::Begin(SendSpec spec) {
   const kv::KvLayout& layout = spec.sequence->layout();
@@ -271,7 +291,7 @@ void TransferSender::Impl::End(const base::TransferId& id) {
     Unqueue(transfer.get());
     UpdateRunnable(*transfer);
   }
-  channel_->CancelTag(transfer->tag);
+  if (const UseChannel channel(this); channel) channel->CancelTag(transfer->tag);
   std::function<void()> then;
   {
     base::MutexLock lock(mutex_);
@@ -281,13 +301,21 @@ void TransferSender::Impl::End(const base::TransferId& id) {
   Pump();  // others may have what it had of the window
 }
 
-void TransferSender::Impl::EndAll() {
+void TransferSender::Impl::Detach() {
   std::vector<base::TransferId> ids;
   {
     base::MutexLock lock(mutex_);
     for (const auto& [id, transfer] : transfers_) ids.push_back(id);
   }
   for (const base::TransferId& id : ids) End(id);
+  std::shared_ptr<channel::Channel> channel;  // let go without the lock
+  const auto deadline = base::Deadline::After(*base::Clock::Real(), kDetachLimit);
+  base::MutexLock lock(mutex_);
+  channel.swap(channel_);
+  // Within a callback of the channel's the call that led here is not waited for.
+  while (channel_uses_ > uses_of_this_thread && !deadline.Expired(*base::Clock::Real())) {
+    unused_.WaitFor(mutex_, deadline.Remaining(*base::Clock::Real()));
+  }
 }
 
 SenderStats TransferSender::Impl::Stats(const base::TransferId& id) const {
@@ -308,7 +336,7 @@ int64_t TransferSender::Impl::Active() const {
 
 TransferSender::TransferSender(std::shared_ptr<channel::Channel> channel, Options options)
     : impl_(std::make_shared<Impl>(std::move(channel), options)) {}
-TransferSender::~TransferSender() { impl_->EndAll(); }
+TransferSender::~TransferSender() { impl_->Detach(); }
 absl::Status TransferSender::Begin(SendSpec spec) { return impl_->Begin(std::move(spec)); }
 absl::Status TransferSender::LayerReady(const base::TransferId& id, const LayerRange& range) {
   return impl_->LayerReady(id, range);

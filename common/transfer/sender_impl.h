@@ -39,7 +39,10 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
   absl::Status Reply(const base::TransferId& id, uint64_t step, int layer,
                      std::vector<std::byte> bytes);
   void End(const base::TransferId& id);
-  void EndAll();
+  // The sender is gone: ends all, and lets the channel go. Messages under way keep this object, but
+  // not the channel, which may therefore end (and let go of what messages pin) before the memory
+  // does.
+  void Detach();
   SenderStats Stats(const base::TransferId& id) const;
   LinkEstimate Link() const;
   int64_t Active() const;
@@ -86,6 +89,20 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
     }
   };
   using ItemPtr = std::shared_ptr<Item>;
+  // The channel, for the time of one call; null after Detach, which waits for the calls begun.
+  class UseChannel {
+   public:
+    explicit UseChannel(Impl* impl);
+    ~UseChannel();
+    UseChannel(const UseChannel&) = delete;
+    UseChannel& operator=(const UseChannel&) = delete;
+    channel::Channel* operator->() const { return channel_.get(); }
+    explicit operator bool() const { return channel_ != nullptr; }
+
+   private:
+    Impl* const impl_;
+    std::shared_ptr<channel::Channel> channel_;
+  };
   // By what it has had; the tag makes it total.
   using RunnableKey = std::tuple<uint64_t, uint64_t, Transfer*>;
 
@@ -128,9 +145,11 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
   void Unqueue(Transfer* transfer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LimitLanes();
 
-  const std::shared_ptr<channel::Channel> channel_;
   const Options options_;
   mutable base::Mutex mutex_;
+  base::CondVar unused_;
+  std::shared_ptr<channel::Channel> channel_ ABSL_GUARDED_BY(mutex_);
+  int channel_uses_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<base::TransferId, std::shared_ptr<Transfer>> transfers_ ABSL_GUARDED_BY(mutex_);
   std::set<RunnableKey> runnable_ ABSL_GUARDED_BY(mutex_);
   uint64_t virtual_time_ ABSL_GUARDED_BY(mutex_) = 0;  // of the transfer served last

@@ -154,8 +154,10 @@ void TransferSender::Impl::LimitLanes() {
     if (std::abs(limit - lane_limit_) * kLimitStep <= lane_limit_) return;
     lane_limit_ = limit;
   }
+  const UseChannel channel(this);
+  if (!channel) return;
   for (const Lane lane : kWindowedLanes) {
-    channel_->LimitInFlight(lane, static_cast<uint64_t>(limit));
+    channel->LimitInFlight(lane, static_cast<uint64_t>(limit));
   }
 }
 
@@ -213,7 +215,9 @@ void TransferSender::Impl::Post(const ItemPtr& item, std::shared_ptr<kv::KvSeque
     base::MutexLock lock(mutex_);
     done_before = done_[lane];
   }
-  const absl::Status status = channel_->Send(std::move(message));
+  const UseChannel channel(this);
+  const absl::Status status =
+      channel ? channel->Send(std::move(message)) : base::Cancelled("the sender is gone");
   if (!status.ok()) {
     OnRefused(item, done_before, status);
     return;
@@ -224,7 +228,7 @@ void TransferSender::Impl::Post(const ItemPtr& item, std::shared_ptr<kv::KvSeque
     ended = item->transfer->sequence == nullptr;
   }
   // End came between Next and Send, and has not seen this message.
-  if (ended) channel_->CancelTag(item->transfer->tag);
+  if (ended) channel->CancelTag(item->transfer->tag);
 }
 
 void TransferSender::Impl::OnRefused(const ItemPtr& item, int64_t done_before,
@@ -256,7 +260,8 @@ void TransferSender::Impl::Settle(const Item& item) {
 
 void TransferSender::Impl::OnDone(const Item& item, uint64_t segments, const absl::Status& status) {
   Transfer& transfer = *item.transfer;
-  const channel::LinkInfo link = channel_->link_info();
+  channel::LinkInfo link;
+  if (const UseChannel channel(this); channel) link = channel->link_info();
   std::function<void()> then;
   {
     base::MutexLock lock(mutex_);

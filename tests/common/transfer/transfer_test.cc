@@ -133,6 +133,25 @@ TEST_F(TransferTest, AChannelThatClosesFailsTheTransferOnce) {
   EXPECT_EQ(log_.count("sent cancelled"), 0);
 }
 
+// What a channel holds pins pages of a pool: with its last user gone it must end at once, whatever
+// messages are still in it.
+TEST_F(TransferTest, ASenderThatGoesKeepsNoChannel) {
+  const channel::FaultOptions slow{.delay_min = seconds(10), .delay_max = seconds(10)};
+  Connect({}, &slow);
+  const base::TransferId id = base::NewTransferId();
+  auto source = NewSequence(*source_pool_, 4096);
+  Fill(*source, 1, 4096);
+  ASSERT_TRUE(BeginSend(id, std::exchange(source, nullptr), 0, 4096).ok());
+  SendLayers(id, 0, 4096);
+  const std::weak_ptr<channel::Channel> watch = sending_;
+  sending_.reset();
+  faulty_.reset();
+  EXPECT_FALSE(watch.expired());
+  sender_.reset();
+  EXPECT_TRUE(watch.expired());
+  EXPECT_EQ(source_pool_->free_pages(), source_pool_->total_pages());
+}
+
 TEST_F(TransferTest, AFullQueueIsWaitedForNotAnError) {
   Connect({.max_message_bytes = 2048}, nullptr, {.max_queued_messages = 2});
   const base::TransferId id = base::NewTransferId();
