@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from cluster import BIN, MODEL, wait_until
+from cluster import BIN, MODEL, Cluster, wait_until
 
 KV_BYTES = 256 * 23040  # SmolLM2-135M in bf16: 2 * 30 layers * 3 heads * 64 * 2 bytes a token
 
@@ -119,6 +119,49 @@ def test_without_namespaces_every_output_says_that_the_link_is_not_shaped(tmp_pa
     assert "tokens_equal" not in out["cells"][0]["summary"]
     assert "NOT SHAPED" in result.stdout and "NOT SHAPED" in result.stderr
     assert "NOT SHAPED" in (tmp_path / "ttst_256.svg").read_text()
+
+
+def test_daemons_that_run_already_can_be_measured(tmp_path):
+    path = tmp_path / "out.json"
+    with Cluster(prefill_args=["--prefix_cache=false"], decode_args=["--prefix_cache=false"],
+                 common=["--compute=bf16"]) as c:
+        run("--decode", f"127.0.0.1:{c.decode_port}", "--prefill", c.prefill_list(),
+            "--decode-metrics", f"http://127.0.0.1:{c.decode_metrics}",
+            "--prefill-metrics", f"http://127.0.0.1:{c.prefill_metrics[0]}",
+            "--link-mbit", "8000", "--modes", "full,local", "--json", str(path))
+    out = json.loads(path.read_text())
+    full, local = cell(out, "full"), cell(out, "local")
+    assert full["link"]["t_t_seconds"] == pytest.approx(KV_BYTES / 1e9)
+    assert full["summary"]["bytes_sent_by_path"] == {"full": KV_BYTES}
+    assert full["summary"]["tokens_equal"] and local["summary"]["tokens_equal"]
+
+
+def test_the_prefix_sweep_has_the_cached_part_computed_once(tmp_path):
+    path = tmp_path / "out.json"
+    run("--modes", "full", "--sweep", "prefix", "--ratios", "1", "--prompts", "1",
+        "--json", str(path))
+    out = json.loads(path.read_text())
+    cached = {c["prefix_hit"]: c["runs"][0]["stats"]["cached_tokens"] for c in out["cells"]}
+    assert cached == {0: 0, 0.75: 192, 0.9: 224}, "whole pages of 16 tokens"
+
+
+def test_crossover_predicts_and_measures(tmp_path):
+    path = tmp_path / "out.json"
+    arguments = command("--bandwidths", "20,2000", "--prompts", "1", "--json", str(path),
+                        "--svg-dir", str(tmp_path))
+    arguments[2] = "crossover"
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    out = json.loads(path.read_text())
+    if not out["shaped"]:
+        pytest.skip(out["link"])
+    full = [c for c in out["cells"] if c["case"] == "full"]
+    slow, fast = (c["summary"]["ttst_e2e_seconds"]["median"] for c in full)
+    assert slow > fast
+    # 256 tokens of KV at 2.5 MB/s are 2.36 s, and the first layer has to be computed before.
+    assert full[0]["predicted_ttst_e2e_seconds"] > KV_BYTES / 2.5e6
+    assert slow == pytest.approx(full[0]["predicted_ttst_e2e_seconds"], rel=0.25)
+    assert "| full " in result.stdout and (tmp_path / "crossover_256.svg").exists()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -212,6 +212,26 @@ TEST(SummaryTest, BytesArePerRequest) {
   EXPECT_EQ(summary.bytes_total, 52.5);
 }
 
+TEST(SummaryTest, TheReferenceHasTheSameLinkBatchAndPrefixHit) {
+  std::vector<Cell> cells = {MakeCell("full", {}), MakeCell("full", {}), MakeCell("full", {})};
+  cells[0].link.wish.ratio = 7;
+  cells[1].what.batch = 4;
+  cells[1].what.name = "full batch 4";
+  Cell like = MakeCell("exact", {});
+  EXPECT_EQ(FindReference(cells, like, "full"), &cells[2]);
+  like.what.batch = 4;
+  EXPECT_EQ(FindReference(cells, like, "full"), &cells[1]);
+  EXPECT_EQ(FindReference(cells, like, "local"), nullptr);
+}
+
+TEST(SummaryTest, TokensFromAPrefixCacheThatShouldBeOffAreSeen) {
+  Cell cell = MakeCell("full", {MakeRun({1, 2})});
+  cell.runs[0].generation.numbers["cached_tokens"] = 32;
+  EXPECT_EQ(Summarize(cell).unwanted_cached_tokens, 32);
+  cell.what.prefix_hit = 0.75;
+  EXPECT_EQ(Summarize(cell).unwanted_cached_tokens, 0);
+}
+
 Measurements Two() {
   Measurements m;
   m.model.name = "m";

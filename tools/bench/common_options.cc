@@ -56,7 +56,7 @@ absl::StatusOr<ExperimentOptions> MakeExperiment(const CommonOptions& options,
     }
     experiment.lengths.push_back(static_cast<int>(length));
   }
-  experiment.links = shaped ? plan.links : std::vector<LinkWish>{{}};
+  experiment.links = shaped ? plan.links : std::vector<LinkWish>{{0, options.link_mbit * 1e6 / 8}};
   experiment.cases = plan.cases;
   experiment.prompts = options.prompts;
   experiment.tokens = options.tokens;
@@ -79,11 +79,53 @@ Setting MakeSetting(const CommonOptions& options, const BenchPlan& plan, const N
   setting.texts = std::move(texts);
   setting.prompts = options.prompts;
   setting.tokens = options.tokens;
-  setting.prefills = rig.prefills;
-  setting.prefill_threads = rig.prefill_threads;
-  setting.decode_threads = rig.decode_threads;
+  // Of running daemons these are not known.
+  if (!options.UsesRunningDaemons()) {
+    setting.prefill_threads = rig.prefill_threads;
+    setting.decode_threads = rig.decode_threads;
+  }
+  setting.prefills =
+      options.UsesRunningDaemons() ? static_cast<int>(options.prefill.size()) : rig.prefills;
   setting.overrides = plan.overrides;
   return setting;
+}
+
+absl::StatusOr<RigOptions> MakeRigOptions(const CommonOptions& options, const BenchPlan& plan) {
+  RigOptions rig;
+  ASSIGN_OR_RETURN(rig.model, model::ResolveModelPath(options.model));
+  rig.bin_dir = options.bin_dir;
+  rig.prefills = options.prefills;
+  rig.prefill_threads = options.prefill_threads > 0 ? options.prefill_threads : options.threads;
+  rig.decode_threads = options.decode_threads > 0 ? options.decode_threads : options.threads;
+  rig.compute = options.compute;
+  for (const Case& one : plan.cases) {
+    rig.prefill_prefix_cache = rig.prefill_prefix_cache || one.prefix_hit > 0;
+  }
+  rig.overrides = plan.overrides;
+  return rig;
+}
+
+Rig RunningRig(const CommonOptions& options) {
+  Rig rig;
+  rig.decode_address = options.decode;
+  rig.decode_metrics = options.decode_metrics;
+  rig.prefill_addresses = options.prefill;
+  rig.prefill_metrics = options.prefill_metrics;
+  rig.client.security = options.security;
+  return rig;
+}
+
+absl::StatusOr<std::unique_ptr<Network>> MakeNetwork(const CommonOptions& options) {
+  if (options.UsesRunningDaemons()) return Network::AsItIs();
+  ASSIGN_OR_RETURN(const Network::Kind kind, Network::ParseKind(options.network));
+  ASSIGN_OR_RETURN(auto network, Network::Create(kind));
+  if (!network->shaped()) {
+    Progress(
+        fmt::format("The link is NOT SHAPED ({}): both sides run on loopback, and no ratio or "
+                    "bandwidth that was asked for applies.",
+                    network->note()));
+  }
+  return network;
 }
 
 }  // namespace
@@ -102,6 +144,14 @@ void CommonOptions::Bind(config::Binder& b) {
   b.Choice("network", &network, {"auto", "namespaces", "loopback"},
            "namespaces: with a shaped link between them; loopback: not shaped; auto: the first "
            "where it can be had");
+  b.Field("decode", &decode, "gRPC address of a running decode daemon; none are started then");
+  b.Field("prefill", &prefill, "gRPC addresses of its prefill daemons, to see whether they rest");
+  b.Field("decode-metrics", &decode_metrics, "with decode: URL that /metrics is appended to");
+  b.Field("prefill-metrics", &prefill_metrics, "with decode: likewise, of each prefill daemon");
+  b.Field("link-mbit", &link_mbit, "with decode: what the link carries, for T_t; 0: not known");
+  b.Field("token", &security.token, "with decode: the daemons' token");
+  b.Field("tls-ca", &security.tls_ca, "with decode: PEM file; the daemons are called over TLS");
+  b.Field("tls-server-name", &security.tls_server_name, "with decode: the name in certificates");
   b.Choice("baseline", &baseline, {"local", "none"},
            "whether each run's tokens are compared with a local run of the same prompt");
   b.Field("calibration-runs", &calibration_runs, "prompts whose mean time to token 1 is T_p");
@@ -130,6 +180,17 @@ absl::Status CommonOptions::Check() const {
                                    range.value);
     }
   }
+  if (!UsesRunningDaemons() &&
+      (!prefill.empty() || !prefill_metrics.empty() || !decode_metrics.empty() || link_mbit != 0)) {
+    return base::InvalidArgument(
+        "prefill, prefill-metrics, decode-metrics and link-mbit: want --decode with them");
+  }
+  if (UsesRunningDaemons() && prefill.empty()) {
+    return base::InvalidArgument("decode: want --prefill with it");
+  }
+  if (!(link_mbit >= 0)) {
+    return base::InvalidArgument("link-mbit: want at least 0, got {}", link_mbit);
+  }
   return absl::OkStatus();
 }
 
@@ -154,34 +215,18 @@ absl::StatusOr<std::vector<double>> ParseNumbers(std::string_view key,
 absl::StatusOr<std::pair<Setting, Measurements>> RunPlan(const CommonOptions& options,
                                                          const BenchPlan& plan) {
   RETURN_IF_ERROR(CheckOutputs(options));
-  RigOptions rig_options;
-  ASSIGN_OR_RETURN(rig_options.model, model::ResolveModelPath(options.model));
-  rig_options.bin_dir = options.bin_dir;
-  rig_options.prefills = options.prefills;
-  rig_options.prefill_threads =
-      options.prefill_threads > 0 ? options.prefill_threads : options.threads;
-  rig_options.decode_threads =
-      options.decode_threads > 0 ? options.decode_threads : options.threads;
-  rig_options.compute = options.compute;
-  for (const Case& one : plan.cases) {
-    rig_options.prefill_prefix_cache = rig_options.prefill_prefix_cache || one.prefix_hit > 0;
-  }
-  rig_options.overrides = plan.overrides;
+  ASSIGN_OR_RETURN(const RigOptions rig_options, MakeRigOptions(options, plan));
   ASSIGN_OR_RETURN(const Words words, LoadWords(options.model));
   const auto texts = options.text.empty() ? DefaultTextFiles() : options.text;
-  ASSIGN_OR_RETURN(const Network::Kind kind, Network::ParseKind(options.network));
   // Before any thread is made.
-  ASSIGN_OR_RETURN(const auto network, Network::Create(kind));
-  if (!network->shaped()) {
-    Progress(
-        fmt::format("The link is NOT SHAPED ({}): both sides run on loopback, and no ratio or "
-                    "bandwidth that was asked for applies.",
-                    network->note()));
-  }
+  ASSIGN_OR_RETURN(const auto network, MakeNetwork(options));
   ASSIGN_OR_RETURN(const ExperimentOptions experiment,
                    MakeExperiment(options, plan, network->shaped()));
   ASSIGN_OR_RETURN(const auto prompts, MakePrompts(experiment, texts, *words.tokenizer));
-  ASSIGN_OR_RETURN(const Rig rig, MakeRig(*network, rig_options));
+  Rig rig = RunningRig(options);
+  if (!options.UsesRunningDaemons()) {
+    ASSIGN_OR_RETURN(rig, MakeRig(*network, rig_options));
+  }
   Measurements measurements;
   RETURN_IF_ERROR(RunWithDaemons(rig, [&](StopSource& stop) -> absl::Status {
     ASSIGN_OR_RETURN(measurements, Measure(experiment, prompts, words.tokenizer->vocab_size(),

@@ -26,6 +26,13 @@ struct CommonOptions {
   // Not auto: that is measured by each daemon for itself, and two that differ do not pair.
   std::string compute = "bf16";
   std::string network = "auto";
+  // Daemons that run already, perhaps on other machines; then none are started.
+  std::string decode;
+  std::vector<std::string> prefill;
+  std::string decode_metrics;
+  std::vector<std::string> prefill_metrics;
+  double link_mbit = 0;
+  rpc::Security security;
   std::string baseline = "local";
   int calibration_runs = 3;
   std::string json;
@@ -33,6 +40,7 @@ struct CommonOptions {
   std::string bin_dir;
   base::Duration start_timeout = std::chrono::minutes(5);
 
+  bool UsesRunningDaemons() const { return !decode.empty(); }
   void Bind(config::Binder& b);
   absl::Status Check() const;
 };
@@ -46,7 +54,7 @@ struct BenchPlan {
   std::string benchmark;  // "ttst"
   std::string command;    // as typed
   std::vector<Case> cases;
-  std::vector<LinkWish> links;  // where the link cannot be shaped: replaced by one that is not
+  std::vector<LinkWish> links;  // where the link cannot be set: replaced by what it is
   std::vector<std::string> overrides;
 };
 

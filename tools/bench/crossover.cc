@@ -87,7 +87,7 @@ std::string RenderCrossover(const Setting& setting, const Measurements& m) {
   }
   for (const Cell& cell : m.cells) {
     const Summary summary = Summarize(cell);
-    const Cell* local = FindCell(m.cells, cell, kLocal);
+    const Cell* local = FindReference(m.cells, cell, kLocal);
     const auto sooner = Speedup(summary, Summarize(*local));
     table.AddRow(
         {fmt::format("{}", cell.length), fmt::format("{:.4g}", Megabits(cell.link)),

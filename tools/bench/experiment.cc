@@ -21,7 +21,7 @@ int LargestBatch(const std::vector<Case>& cases) {
 }
 
 std::string Show(const Link& link) {
-  if (link.wish == LinkWish()) return "not shaped";
+  if (link.wish == LinkWish()) return "the link as it is";
   return link.wish.ratio > 0 ? fmt::format("R {:g}", link.wish.ratio)
                              : fmt::format("{:.1f} Mbit/s", link.bytes_per_second * 8e-6);
 }
@@ -142,6 +142,7 @@ class Experiment {
 
   absl::StatusOr<Link> SetLink(const Calibration& calibration, const LinkWish& wish) {
     Link link = MakeLink(calibration, wish);
+    if (!network_.ours()) return link;
     RETURN_IF_ERROR(network_.SetRate(link.bytes_per_second));
     ASSIGN_OR_RETURN(link.probed, network_.MeasureRate(kProbe));
     if (link.bytes_per_second == 0) {
@@ -159,9 +160,11 @@ class Experiment {
   absl::Status RunLink(size_t index, const LinkWish& wish) {
     const Calibration& calibration = measurements_.calibrations[index];
     ASSIGN_OR_RETURN(const Link link, SetLink(calibration, wish));
-    Say(fmt::format("{} tokens, {}: link {:.2f} MB/s (one connection gets {:.2f}), T_t {:.2f} s",
-                    calibration.length, Show(link), link.bytes_per_second * 1e-6,
-                    *link.probed * 1e-6, link.transfer_seconds));
+    if (link.probed) {
+      Say(fmt::format("{} tokens, {}: {:.2f} MB/s (one connection gets {:.2f}), T_t {:.2f} s",
+                      calibration.length, Show(link), link.bytes_per_second * 1e-6,
+                      *link.probed * 1e-6, link.transfer_seconds));
+    }
     std::vector<Cell> cells;
     for (const Case& one : options_.cases) {
       Cell& cell = cells.emplace_back();

@@ -77,9 +77,9 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const GenerationSpec& spec,
   return request;
 }
 
-absl::StatusOr<std::unique_ptr<DecodeClient>> DecodeClient::Connect(const std::string& address,
-                                                                    base::Duration timeout) {
-  ASSIGN_OR_RETURN(auto channel, rpc::Connect(address, {}));
+absl::StatusOr<std::unique_ptr<DecodeClient>> DecodeClient::Connect(
+    const std::string& address, const rpc::ClientOptions& options, base::Duration timeout) {
+  ASSIGN_OR_RETURN(auto channel, rpc::Connect(address, options));
   RETURN_IF_ERROR(rpc::WaitUntilServing(channel, timeout));
   return std::unique_ptr<DecodeClient>(new DecodeClient(std::move(channel)));
 }

@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/status.h"
+#include "common/rpc/client.h"
 
 namespace grpc {
 class Channel;
@@ -63,6 +64,7 @@ class DecodeClient {
  public:
   // Waits until the instance serves.
   static absl::StatusOr<std::unique_ptr<DecodeClient>> Connect(const std::string& address,
+                                                               const rpc::ClientOptions& options,
                                                                base::Duration timeout);
   ~DecodeClient();
 

@@ -119,6 +119,13 @@ absl::StatusOr<std::unique_ptr<Network>> Network::Create(Kind kind) {
   return network;
 }
 
+std::unique_ptr<Network> Network::AsItIs() {
+  std::unique_ptr<Network> network(new Network());
+  network->ours_ = false;
+  network->note_ = "the link between other machines";
+  return network;
+}
+
 absl::Status Network::Join() {
   ASSIGN_OR_RETURN(const int own, EnterNewNamespace());
   close(own);  // the thread is in it
@@ -148,11 +155,13 @@ Network::~Network() {
 }
 
 std::string Network::Describe() const {
+  if (!ours_) return "between running daemons, as it is";
   if (!shaped()) return fmt::format("loopback, not shaped: {}", note_);
   return "two network namespaces, veth pair with MTU 1500, tc tbf at both ends";
 }
 
 std::string Network::ShortName() const {
+  if (!ours_) return "running daemons' own link";
   return shaped() ? "veth pair with tbf" : "loopback, NOT SHAPED";
 }
 
@@ -202,6 +211,7 @@ absl::Status Network::SetRate(double payload_bytes_per_second) {
 }
 
 absl::StatusOr<double> Network::MeasureRate(base::Duration duration) const {
+  if (!ours_) return base::FailedPrecondition("{} cannot be probed from here", note_);
   return ProbeLink(decode_host_, prefill_namespace_, duration);
 }
 

@@ -6,7 +6,8 @@
 //
 // The namespaces have no names: this process and its children alone hold them, so that nothing is
 // left behind however it ends, SIGKILL included. As root, or, where the kernel lets users have
-// namespaces of their own, as anybody. The loopback kind has no namespaces and no shaping.
+// namespaces of their own, as anybody. The loopback kind has no namespaces and no shaping, and a
+// link between other machines is taken as it is.
 #pragma once
 
 #include <cstdint>
@@ -44,11 +45,14 @@ class Network {
   // namespace. kAuto: loopback where namespaces cannot be had (note() says why); kNamespaces:
   // FailedPrecondition there.
   static absl::StatusOr<std::unique_ptr<Network>> Create(Kind kind);
+  // Between machines that are there already.
+  static std::unique_ptr<Network> AsItIs();
   ~Network();
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
   bool shaped() const { return prefill_namespace_ >= 0; }
+  bool ours() const { return ours_; }  // false: AsItIs
   // For reports: what the link is made of, and in a few words for plots.
   std::string Describe() const;
   std::string ShortName() const;
@@ -60,7 +64,8 @@ class Network {
   // Payload bytes per second in both directions; 0: as fast as it goes. FailedPrecondition where
   // the link cannot be shaped.
   absl::Status SetRate(double payload_bytes_per_second);
-  // What one TCP connection from the prefill to the decode side carries, over `duration`.
+  // What one TCP connection from the prefill to the decode side carries, over `duration`. Not for
+  // AsItIs.
   absl::StatusOr<double> MeasureRate(base::Duration duration) const;
   // Packets dropped by the filters since SetRate; 0 without a filter.
   absl::StatusOr<int64_t> Drops() const;
@@ -77,6 +82,7 @@ class Network {
   std::string decode_host_ = "127.0.0.1";
   int prefill_namespace_ = -1;
   bool filtered_ = false;
+  bool ours_ = true;
 };
 
 }  // namespace smartgen::tools::bench

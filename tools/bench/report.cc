@@ -10,6 +10,8 @@ namespace {
 
 constexpr size_t kFirstSteps = 10;
 constexpr const char* kReference = "full";
+// Its second token comes after T_p and a step: what no transfer can beat.
+constexpr const char* kLocal = "local";
 
 std::string Seconds(double value) { return fmt::format("{:.3f}", value); }
 std::string Seconds(const std::optional<Spread>& value) {
@@ -44,13 +46,16 @@ std::string Remark(const Summary& summary) {
         fmt::format("{} of {} failed: {}", summary.failed, summary.runs, summary.first_error));
   }
   if (!summary.served_otherwise.empty()) remarks.push_back("served by " + summary.served_otherwise);
+  if (summary.unwanted_cached_tokens > 0) {
+    remarks.push_back(
+        fmt::format("{:.0f} tokens from a prefix cache", summary.unwanted_cached_tokens));
+  }
   return fmt::format("{}", fmt::join(remarks, "; "));
 }
 
 std::string LinkCell(const Link& link) {
-  if (link.wish == LinkWish()) return "unshaped";
   if (link.wish.ratio > 0) return fmt::format("{:g}", link.wish.ratio);
-  return fmt::format("{:.2f}", link.ratio);
+  return link.ratio > 0 ? fmt::format("{:.2f}", link.ratio) : "";
 }
 
 std::string TimesTable(const Measurements& measurements) {
@@ -59,21 +64,25 @@ std::string TimesTable(const Measurements& measurements) {
   table.AddColumn("case", /*left=*/true);
   for (const char* name :
        {"T_p s", "T_t s", "TTFT s", "TTST gap s", "TTST e2e s", "min–max", "sooner than full",
-        "TBT ms", "p99", "last token s", "on-demand", "all local s", "handover s"}) {
+        "of local", "TBT ms", "p99", "last token s", "on-demand", "all local s", "handover s"}) {
     table.AddColumn(name);
   }
   table.AddColumn("tokens equal", /*left=*/true);
   table.AddColumn("remarks", /*left=*/true);
   for (const Cell& cell : measurements.cells) {
     const Summary summary = Summarize(cell);
-    const Cell* full = FindCell(measurements.cells, cell, kReference);
+    const Cell* full = FindReference(measurements.cells, cell, kReference);
     const std::optional<double> speedup =
         full == nullptr ? std::nullopt : Speedup(Summarize(*full), summary);
+    const Cell* local = FindReference(measurements.cells, cell, kLocal);
+    const std::optional<double> of_local =
+        local == nullptr ? std::nullopt : Speedup(summary, Summarize(*local));
     const bool between = summary.tbt_mean > 0;
     table.AddRow({fmt::format("{}", cell.length), LinkCell(cell.link), cell.what.name,
                   Seconds(CalibrationOf(measurements, cell.length).t_p),
-                  Seconds(cell.link.transfer_seconds), Seconds(summary.ttft), Seconds(summary.gap),
-                  Seconds(summary.e2e), Range(summary.e2e), Optional(speedup, "{:.2f}x"),
+                  cell.link.transfer_seconds > 0 ? Seconds(cell.link.transfer_seconds) : "",
+                  Seconds(summary.ttft), Seconds(summary.gap), Seconds(summary.e2e),
+                  Range(summary.e2e), Optional(speedup, "{:.2f}x"), Optional(of_local, "{:.2f}"),
                   between ? Milliseconds(summary.tbt_mean) : "",
                   between ? Milliseconds(summary.tbt_p99) : "", Seconds(summary.last),
                   Optional(summary.ondemand_ratio, "{:.1f} %", 100),
@@ -140,9 +149,12 @@ std::string LinkName(const Link& link) {
 }
 
 std::string SettingLine(const Setting& setting, const Measurements& measurements) {
-  return fmt::format("{}, {}; threads: prefill {}, decode {}; {} prompts; {}",
-                     measurements.model.name, measurements.model.compute, setting.prefill_threads,
-                     setting.decode_threads, setting.prompts, setting.short_link);
+  std::string line = fmt::format("{}, {}", measurements.model.name, measurements.model.compute);
+  if (setting.prefill_threads > 0) {
+    line += fmt::format("; threads: prefill {}, decode {}", setting.prefill_threads,
+                        setting.decode_threads);
+  }
+  return line + fmt::format("; {} prompts; {}", setting.prompts, setting.short_link);
 }
 
 std::string RenderTables(const Setting& setting, const Measurements& measurements) {

@@ -22,8 +22,8 @@ struct Setting {
   int prompts = 0;
   int tokens = 0;
   int prefills = 1;
-  int prefill_threads = 1;
-  int decode_threads = 1;
+  int prefill_threads = 0;  // 0: not known
+  int decode_threads = 0;
   std::vector<std::string> overrides;
 };
 

@@ -79,7 +79,7 @@ Json ToJson(const Summary& summary, const std::optional<double>& speedup) {
 
 Json ToJson(const Cell& cell, const Setting& setting, const std::vector<Cell>& cells) {
   const Summary summary = Summarize(cell);
-  const Cell* full = FindCell(cells, cell, "full");
+  const Cell* full = FindReference(cells, cell, "full");
   const auto speedup = full == nullptr ? std::nullopt : Speedup(Summarize(*full), summary);
   Json runs = Json::array();
   for (const Run& run : cell.runs) runs.push_back(ToJson(run));

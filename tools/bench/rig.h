@@ -9,6 +9,7 @@
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/status.h"
+#include "common/rpc/client.h"
 #include "tools/bench/network.h"
 #include "tools/supervisor.h"
 
@@ -26,11 +27,12 @@ struct RigOptions {
 };
 
 struct Rig {
-  std::vector<DaemonSpec> daemons;
+  std::vector<DaemonSpec> daemons;  // to be started; empty: they run already
   std::string decode_address;
-  std::string decode_metrics;  // URL
+  std::string decode_metrics;  // URL; empty: not looked at
   std::vector<std::string> prefill_addresses;
   std::vector<std::string> prefill_metrics;  // URLs, reached over the link
+  rpc::ClientOptions client;                 // how all of them are called
 };
 
 absl::StatusOr<Rig> MakeRig(const Network& network, const RigOptions& options);
@@ -53,9 +55,9 @@ class StopSource {
   std::function<void()> callback_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Starts the daemons, runs `work` in a thread of its own, stops the daemons. Cancelled where a stop
-// signal ended it; else what went wrong first, work's own status included. Daemons' warnings go to
-// standard error.
+// Starts the daemons, runs `work` in a thread of its own, stops the daemons. Without daemons to
+// start, just runs `work`. Cancelled where a stop signal ended it; else what went wrong first,
+// work's own status included. Daemons' warnings go to standard error.
 absl::Status RunWithDaemons(const Rig& rig, const std::function<absl::Status(StopSource&)>& work);
 
 }  // namespace smartgen::tools::bench

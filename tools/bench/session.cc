@@ -12,6 +12,8 @@ namespace smartgen::tools::bench {
 namespace {
 
 constexpr base::Duration kTick = std::chrono::milliseconds(20);
+// Short, so that a daemon's death is noticed.
+constexpr base::Duration kConnectPatience = std::chrono::milliseconds(500);
 constexpr base::Duration kQuietTimeout = std::chrono::seconds(60);
 
 absl::Status Stopped() { return base::Cancelled("the benchmark was stopped"); }
@@ -33,8 +35,7 @@ absl::Status Session::Connect(base::Deadline deadline) {
   const base::Clock& clock = *base::Clock::Real();
   absl::Status last;
   while (decode_ == nullptr) {
-    // In short waits, so that a daemon's death is noticed.
-    auto client = DecodeClient::Connect(rig_.decode_address, std::chrono::milliseconds(500));
+    auto client = DecodeClient::Connect(rig_.decode_address, rig_.client, kConnectPatience);
     if (client.ok()) {
       decode_ = *std::move(client);
     } else if (deadline.Expired(clock)) {
@@ -44,7 +45,7 @@ absl::Status Session::Connect(base::Deadline deadline) {
   }
   stop_->OnStop([client = decode_] { client->CancelAll(); });
   for (const std::string& address : rig_.prefill_addresses) {
-    ASSIGN_OR_RETURN(auto channel, rpc::Connect(address, {}));
+    ASSIGN_OR_RETURN(auto channel, rpc::Connect(address, rig_.client));
     prefills_.push_back(std::move(channel));
   }
   while (true) {
@@ -105,6 +106,11 @@ absl::Status Session::WaitQuiet(base::Duration timeout) const {
   }
 }
 
+absl::StatusOr<Counters> Session::DecodeCounters() const {
+  if (rig_.decode_metrics.empty()) return Counters();
+  return FetchCounters(rig_.decode_metrics);
+}
+
 absl::StatusOr<Counters> Session::PrefillCounters() const {
   Counters sum;
   for (const std::string& url : rig_.prefill_metrics) {
@@ -123,13 +129,13 @@ absl::StatusOr<Outcome> Session::Run(const std::vector<GenerationSpec>& specs,
     requests.push_back(std::move(request));
   }
   RETURN_IF_ERROR(WaitQuiet(kQuietTimeout));
-  ASSIGN_OR_RETURN(const Counters decode_before, FetchCounters(rig_.decode_metrics));
+  ASSIGN_OR_RETURN(const Counters decode_before, DecodeCounters());
   ASSIGN_OR_RETURN(const Counters prefill_before, PrefillCounters());
   Outcome outcome;
   outcome.generations = decode_->Generate(requests, timeout);
   if (stop_->stopped()) return Stopped();
   RETURN_IF_ERROR(WaitQuiet(kQuietTimeout));
-  ASSIGN_OR_RETURN(const Counters decode_after, FetchCounters(rig_.decode_metrics));
+  ASSIGN_OR_RETURN(const Counters decode_after, DecodeCounters());
   ASSIGN_OR_RETURN(const Counters prefill_after, PrefillCounters());
   outcome.decode = Growth(decode_before, decode_after);
   outcome.prefill = Growth(prefill_before, prefill_after);

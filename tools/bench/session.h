@@ -50,6 +50,7 @@ class Session {
   absl::Status Connect(base::Deadline deadline);
   absl::Status ReadModel();
   absl::StatusOr<std::string> Unquiet() const;  // what is left; empty: nothing
+  absl::StatusOr<Counters> DecodeCounters() const;
   absl::StatusOr<Counters> PrefillCounters() const;
 
   const Rig rig_;

@@ -83,6 +83,10 @@ Summary Summarize(const Cell& cell) {
     ctl.push_back(generation.token_seconds);
     for (const auto& [name, value] : generation.numbers) numbers[name].push_back(value);
     if (std::string other = ServedOtherwise(cell, generation); !other.empty()) served.insert(other);
+    const auto cached = generation.numbers.find("cached_tokens");
+    if (cell.what.prefix_hit == 0 && cached != generation.numbers.end()) {
+      summary.unwanted_cached_tokens = std::max(summary.unwanted_cached_tokens, cached->second);
+    }
     Compare(run, summary);
   }
   summary.ttft = SpreadOf(ttft);
@@ -107,9 +111,12 @@ std::optional<double> Speedup(const Summary& reference, const Summary& summary) 
   return reference.e2e->median / summary.e2e->median;
 }
 
-const Cell* FindCell(const std::vector<Cell>& cells, const Cell& like, const std::string& name) {
+const Cell* FindReference(const std::vector<Cell>& cells, const Cell& like,
+                          const std::string& mode) {
   const auto found = std::find_if(cells.begin(), cells.end(), [&](const Cell& cell) {
-    return cell.length == like.length && cell.link.wish == like.link.wish && cell.what.name == name;
+    return cell.length == like.length && cell.link.wish == like.link.wish &&
+           cell.what.mode == mode && cell.what.batch == like.what.batch &&
+           cell.what.prefix_hit == like.what.prefix_hit;
   });
   return found == cells.end() ? nullptr : &*found;
 }

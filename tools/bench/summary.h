@@ -30,6 +30,8 @@ struct Summary {
   std::map<std::string, double> numbers;  // the decode side's RequestStats, medians
   // What served them, where it is not what was asked for: "local (prefill unreachable)".
   std::string served_otherwise;
+  // Prompt tokens that a prefix cache had though it should not (the most of all runs).
+  double unwanted_cached_tokens = 0;
   std::optional<double> ondemand_ratio;
   std::optional<double> all_local_seconds;
   std::optional<double> handover_seconds;  // the prefill side's, a request
@@ -40,7 +42,8 @@ Summary Summarize(const Cell& cell);
 // How many times sooner than `reference` the second token came (e2e medians).
 std::optional<double> Speedup(const Summary& reference, const Summary& summary);
 
-// The cell with the same length and link whose case is called `name`; null: there is none.
-const Cell* FindCell(const std::vector<Cell>& cells, const Cell& like, const std::string& name);
+// The first cell of `mode` with the same length, link, batch and prefix hit; null: there is none.
+const Cell* FindReference(const std::vector<Cell>& cells, const Cell& like,
+                          const std::string& mode);
 
 }  // namespace smartgen::tools::bench
