@@ -57,6 +57,29 @@ TEST(CasesTest, WhatIsUnknownIsRefusedWithWhatIsKnown) {
               HasSubstr("no_such"));
 }
 
+TEST(CasesTest, ASweepOverAnOptionVariesItsModeAndKeepsTheOthers) {
+  const auto cases = MakeCases(
+      {.modes = {"full", "smartgen"}, .options = {{"selector", "hata"}}, .sweep = "speculative"});
+  ASSERT_TRUE(cases.ok()) << cases.status();
+  EXPECT_THAT(NamesOf(*cases),
+              ElementsAre("full", "smartgen speculative_ratio=0.05",
+                          "smartgen speculative_ratio=0.1", "smartgen speculative_ratio=0.2"));
+  EXPECT_THAT((*cases)[1].options,
+              UnorderedElementsAre(Pair("selector", "hata"), Pair("speculative_ratio", "0.05")));
+}
+
+TEST(CasesTest, TheAblationAddsThePartsOneByOne) {
+  const auto cases = MakeCases({.modes = {"full"}, .sweep = "ablation"});
+  ASSERT_TRUE(cases.ok()) << cases.status();
+  ASSERT_EQ(cases->size(), 4u);
+  EXPECT_EQ((*cases)[0].mode, "partial");
+  EXPECT_THAT((*cases)[1].options,
+              UnorderedElementsAre(Pair("parallel", "off"), Pair("prefetch", "off"),
+                                   Pair("speculation", "off")));
+  EXPECT_THAT((*cases)[2].options, UnorderedElementsAre(Pair("speculation", "off")));
+  EXPECT_TRUE((*cases)[3].options.empty());
+}
+
 TEST(CasesTest, ASweepOverAnOptionWantsTheModeThatHasIt) {
   EXPECT_THAT(MessageOf(MakeCases({.modes = {"full"}, .sweep = "budget"}).status()),
               HasSubstr("smartgen"));
@@ -82,6 +105,36 @@ TEST(GenerationTest, RequestsAreGreedyAndGoOnPastTheEndOfText) {
   EXPECT_THAT(request->prompt_ids(), ElementsAre(5, 6));
 }
 
+TEST(GenerationTest, OptionsAreSetByName) {
+  const auto request = MakeRequest({{5},
+                                    2,
+                                    "exact",
+                                    {{"handover", "attend"},
+                                     {"selection_budget", "0.25"},
+                                     {"selector", "hata"},
+                                     {"speculation", "off"}}},
+                                   "");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->mode(), v1::MODE_EXACT);
+  const v1::TransferOptions& options = request->transfer();
+  EXPECT_EQ(options.handover(), v1::TransferOptions::HANDOVER_ATTEND);
+  EXPECT_EQ(options.selection_budget(), 0.25);
+  EXPECT_EQ(options.selector(), "hata");
+  EXPECT_TRUE(options.has_speculation());
+  EXPECT_FALSE(options.speculation());
+  EXPECT_FALSE(options.has_speculative_ratio()) << "the daemon's default";
+}
+
+TEST(GenerationTest, OptionValuesThatDoNotFitAreRefused) {
+  const auto message = [](const std::string& name, const std::string& value) {
+    return MessageOf(MakeRequest({{5}, 2, "exact", {{name, value}}}, "").status());
+  };
+  EXPECT_THAT(message("handover", "throw"), HasSubstr("unspecified, split, attend"));
+  EXPECT_THAT(message("selection_budget", "much"), HasSubstr("a number"));
+  EXPECT_THAT(message("speculation", "maybe"), HasSubstr("true, false, on or off"));
+  EXPECT_THAT(message("colour", "red"), HasSubstr("speculative_ratio"));
+}
+
 TEST(GenerationTest, KnownModesAreTheProtocols) {
   EXPECT_THAT(KnownModes(), Contains("full"));
   EXPECT_THAT(KnownModes(), Contains("local"));
@@ -100,6 +153,14 @@ TEST(GenerationTest, StatsAreReadByFieldName) {
   EXPECT_THAT(generation.numbers, Contains(Pair("transfer_bytes", 1000)));
   EXPECT_THAT(generation.texts, Contains(Pair("mode", "mode_local")));
   EXPECT_THAT(generation.texts, Contains(Pair("fallback_reason", "why")));
+}
+
+TEST(GenerationTest, MapsAreReadByKey) {
+  v1::RequestStats stats;
+  (*stats.mutable_path_bytes())["ondemand"] = 12;
+  Generation generation;
+  Flatten(stats, "", generation);
+  EXPECT_THAT(generation.numbers, Contains(Pair("path_bytes.ondemand", 12)));
 }
 
 TEST(GenerationTest, NestedFieldsAreReadToo) {

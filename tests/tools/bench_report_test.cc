@@ -212,6 +212,35 @@ TEST(SummaryTest, BytesArePerRequest) {
   EXPECT_EQ(summary.bytes_total, 52.5);
 }
 
+TEST(SummaryTest, TokensBeforeAndAfterAllWasLocalAreToldApart) {
+  Cell cell = MakeCell("exact", {MakeRun({1, 2, 4, 6, 6.5, 7})});
+  auto& numbers = cell.runs[0].generation.numbers;
+  numbers["all_local_seconds"] = 6.2;  // within the step from 6 to 6.5, which counts for neither
+  numbers["selected_entries"] = 200;
+  numbers["remote_entries"] = 10;
+  numbers["handover_steps"] = 3;
+  const Summary summary = Summarize(cell);
+  EXPECT_EQ(summary.all_local_seconds, 6.2);
+  EXPECT_EQ(summary.tbt_before, 2);
+  EXPECT_EQ(summary.tbt_after, 0.5);
+  EXPECT_EQ(summary.ondemand_ratio, 0.05);
+  EXPECT_EQ(summary.handover_steps, 3);
+  EXPECT_FALSE(summary.wait_steps.has_value());
+}
+
+TEST(SummaryTest, ThePrefillSidesTimeIsPerRequestAndOverAllKinds) {
+  Cell cell = MakeCell("exact", {MakeRun({1, 2}), MakeRun({1, 2})});
+  cell.prefill = {{"smartgen_handover_seconds_total{kind=\"split\"}", 3},
+                  {"smartgen_handover_seconds_total{kind=\"attend\"}", 1}};
+  EXPECT_EQ(Summarize(cell).handover_seconds, 2);
+}
+
+TEST(SummaryTest, WithoutCountersTheBytesAreThoseThatArrived) {
+  Cell cell = MakeCell("full", {MakeRun({1, 2})});
+  cell.runs[0].generation.numbers["path_bytes.full"] = 77;
+  EXPECT_THAT(Summarize(cell).bytes, ElementsAre(Pair("full", 77)));
+}
+
 TEST(SummaryTest, TheReferenceHasTheSameLinkBatchAndPrefixHit) {
   std::vector<Cell> cells = {MakeCell("full", {}), MakeCell("full", {}), MakeCell("full", {})};
   cells[0].link.wish.ratio = 7;

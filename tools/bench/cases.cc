@@ -8,20 +8,20 @@
 namespace smartgen::tools::bench {
 namespace {
 
-constexpr std::string_view kVariedMode = "smartgen";
-
-// A sweep over one request option.
+// A sweep over one request option, of the one mode that it matters to.
 struct OptionSweep {
   std::string_view name;
+  std::string_view mode;
   std::string_view option;
   std::vector<std::string_view> values;
 };
 
 const std::vector<OptionSweep>& OptionSweeps() {
   static const std::vector<OptionSweep> sweeps = {
-      {"speculative", "speculative_ratio", {"0.05", "0.1", "0.2"}},
-      {"budget", "budget", {"0.05", "0.1", "0.2", "0.4", "0.6"}},
-      {"selector", "selector", {"quest", "hata", "infinigen"}},
+      {"speculative", "smartgen", "speculative_ratio", {"0.05", "0.1", "0.2"}},
+      {"budget", "smartgen", "selection_budget", {"0.05", "0.1", "0.2", "0.4", "0.6"}},
+      {"selector", "smartgen", "selector", {"quest", "hata", "infinigen"}},
+      {"handover", "exact", "handover", {"split", "attend"}},
   };
   return sweeps;
 }
@@ -42,7 +42,7 @@ Case Plain(const CasePlan& plan, const std::string& mode) {
 std::vector<Case> SweepOption(const CasePlan& plan, const OptionSweep& sweep) {
   std::vector<Case> cases;
   for (const std::string& mode : plan.modes) {
-    if (mode != kVariedMode) {
+    if (mode != sweep.mode) {
       cases.push_back(Plain(plan, mode));
       continue;
     }
@@ -85,11 +85,12 @@ std::vector<Case> SweepBatch(const CasePlan& plan) {
 std::vector<Case> SweepAblation(const CasePlan& plan) {
   const RequestOptions& given = plan.options;
   return {
-      {"partial", "partial", With(given, {{"parallel", "off"}}), plan.batch, 0},
-      {"+ profile", "smartgen",
-       With(given, {{"parallel", "off"}, {"prefetch", "off"}, {"speculative", "off"}}), plan.batch,
+      {"partial", "partial", With(given, {{"parallel", "off"}, {"prefetch", "off"}}), plan.batch,
        0},
-      {"+ parallel on-demand", "smartgen", With(given, {{"speculative", "off"}}), plan.batch, 0},
+      {"+ profile", "smartgen",
+       With(given, {{"parallel", "off"}, {"prefetch", "off"}, {"speculation", "off"}}), plan.batch,
+       0},
+      {"+ parallel on-demand", "smartgen", With(given, {{"speculation", "off"}}), plan.batch, 0},
       {"+ speculative", "smartgen", given, plan.batch, 0},
   };
 }
@@ -105,9 +106,9 @@ absl::StatusOr<std::vector<Case>> Unchecked(const CasePlan& plan) {
   if (plan.sweep == "ablation") return SweepAblation(plan);
   for (const OptionSweep& sweep : OptionSweeps()) {
     if (sweep.name != plan.sweep) continue;
-    if (std::find(plan.modes.begin(), plan.modes.end(), kVariedMode) == plan.modes.end()) {
+    if (std::find(plan.modes.begin(), plan.modes.end(), sweep.mode) == plan.modes.end()) {
       return base::InvalidArgument("sweep {}: want \"{}\" among the modes, got {}", plan.sweep,
-                                   kVariedMode, fmt::join(plan.modes, ", "));
+                                   sweep.mode, fmt::join(plan.modes, ", "));
     }
     return SweepOption(plan, sweep);
   }

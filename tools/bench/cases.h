@@ -29,10 +29,10 @@ struct CasePlan {
 // The sweeps' names.
 std::vector<std::string> KnownSweeps();
 
-// Without a sweep one case a mode. A sweep over an option (speculative, budget, selector) varies
-// "smartgen" and keeps the other modes as they are; prefix and batch vary every mode; ablation adds
-// the method's parts to "partial" one by one, as the paper does. InvalidArgument: unknown sweep,
-// mode or option.
+// Without a sweep one case a mode. A sweep over an option (speculative, budget, selector: of
+// smartgen; handover: of exact) varies that mode and keeps the others as they are; prefix and batch
+// vary every mode; ablation adds the method's parts to "partial" one by one, as the paper does.
+// InvalidArgument: unknown sweep, mode or option.
 absl::StatusOr<std::vector<Case>> MakeCases(const CasePlan& plan);
 
 // "a=1", "b=x" to a map. InvalidArgument: no "=", or a name given twice.

@@ -64,7 +64,8 @@ std::string TimesTable(const Measurements& measurements) {
   table.AddColumn("case", /*left=*/true);
   for (const char* name :
        {"T_p s", "T_t s", "TTFT s", "TTST gap s", "TTST e2e s", "min–max", "sooner than full",
-        "of local", "TBT ms", "p99", "last token s", "on-demand", "all local s", "handover s"}) {
+        "of local", "TBT ms", "p99", "last token s", "all local s", "TBT before", "after",
+        "on-demand", "waits", "stall s", "handovers", "handover s"}) {
     table.AddColumn(name);
   }
   table.AddColumn("tokens equal", /*left=*/true);
@@ -78,16 +79,30 @@ std::string TimesTable(const Measurements& measurements) {
     const std::optional<double> of_local =
         local == nullptr ? std::nullopt : Speedup(summary, Summarize(*local));
     const bool between = summary.tbt_mean > 0;
-    table.AddRow({fmt::format("{}", cell.length), LinkCell(cell.link), cell.what.name,
+    table.AddRow({fmt::format("{}", cell.length),
+                  LinkCell(cell.link),
+                  cell.what.name,
                   Seconds(CalibrationOf(measurements, cell.length).t_p),
                   cell.link.transfer_seconds > 0 ? Seconds(cell.link.transfer_seconds) : "",
-                  Seconds(summary.ttft), Seconds(summary.gap), Seconds(summary.e2e),
-                  Range(summary.e2e), Optional(speedup, "{:.2f}x"), Optional(of_local, "{:.2f}"),
+                  Seconds(summary.ttft),
+                  Seconds(summary.gap),
+                  Seconds(summary.e2e),
+                  Range(summary.e2e),
+                  Optional(speedup, "{:.2f}x"),
+                  Optional(of_local, "{:.2f}"),
                   between ? Milliseconds(summary.tbt_mean) : "",
-                  between ? Milliseconds(summary.tbt_p99) : "", Seconds(summary.last),
-                  Optional(summary.ondemand_ratio, "{:.1f} %", 100),
+                  between ? Milliseconds(summary.tbt_p99) : "",
+                  Seconds(summary.last),
                   Optional(summary.all_local_seconds, "{:.3f}"),
-                  Optional(summary.handover_seconds, "{:.3f}"), Equal(summary), Remark(summary)});
+                  Optional(summary.tbt_before, "{:.1f}", 1e3),
+                  Optional(summary.tbt_after, "{:.1f}", 1e3),
+                  Optional(summary.ondemand_ratio, "{:.1f} %", 100),
+                  Optional(summary.wait_steps, "{:.1f}"),
+                  Optional(summary.stall_seconds, "{:.3f}"),
+                  Optional(summary.handover_steps, "{:.1f}"),
+                  Optional(summary.handover_seconds, "{:.3f}"),
+                  Equal(summary),
+                  Remark(summary)});
   }
   return table.Render();
 }

@@ -70,9 +70,18 @@ Json ToJson(const Summary& summary, const std::optional<double>& speedup) {
   if (!summary.served_otherwise.empty()) json["served_otherwise"] = summary.served_otherwise;
   json["bytes_sent_by_path"] = summary.bytes;
   json["bytes_sent"] = summary.bytes_total;
-  if (summary.ondemand_ratio) json["ondemand_ratio"] = *summary.ondemand_ratio;
-  if (summary.all_local_seconds) json["all_local_seconds"] = *summary.all_local_seconds;
-  if (summary.handover_seconds) json["handover_seconds"] = *summary.handover_seconds;
+  const std::pair<const char*, const std::optional<double>*> optional[] = {
+      {"ondemand_ratio", &summary.ondemand_ratio},
+      {"all_local_seconds", &summary.all_local_seconds},
+      {"tbt_before_all_local_seconds", &summary.tbt_before},
+      {"tbt_after_all_local_seconds", &summary.tbt_after},
+      {"handover_steps", &summary.handover_steps},
+      {"handover_seconds", &summary.handover_seconds},
+      {"wait_steps", &summary.wait_steps},
+      {"stall_seconds", &summary.stall_seconds}};
+  for (const auto& [name, value] : optional) {
+    if (*value) json[name] = **value;
+  }
   json["stats"] = summary.numbers;
   return json;
 }

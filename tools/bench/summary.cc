@@ -43,20 +43,70 @@ std::string ServedOtherwise(const Cell& cell, const Generation& generation) {
   return reason.empty() ? mode : fmt::format("{} ({})", mode, reason);
 }
 
-void TakeBytes(const Cell& cell, int requests, Summary& summary) {
-  const auto paths =
-      ByLabel(cell.prefill, "smartgen_transfer_bytes_total", "path", "direction=\"sent\"");
-  for (const auto& [path, bytes] : paths) {
-    summary.bytes[path] = bytes / requests;
-    summary.bytes_total += bytes / requests;
+// What the prefill side's counters say it sent; where they were not looked at, what the decode side
+// says it got.
+void TakeBytes(const Cell& cell, Summary& summary) {
+  constexpr std::string_view kReceived = "path_bytes.";
+  for (const auto& [path, bytes] :
+       ByLabel(cell.prefill, "smartgen_transfer_bytes_total", "path", "direction=\"sent\"")) {
+    summary.bytes[path] = bytes / summary.runs;
   }
+  for (const auto& [name, bytes] : summary.numbers) {
+    if (cell.prefill.empty() && name.starts_with(kReceived)) {
+      summary.bytes[name.substr(kReceived.size())] = bytes;
+    }
+  }
+  for (const auto& [path, bytes] : summary.bytes) summary.bytes_total += bytes;
 }
 
-std::optional<double> Number(const Summary& summary, const std::string& name) {
-  const auto found = summary.numbers.find(name);
-  if (found == summary.numbers.end()) return std::nullopt;
-  return found->second;
+double NumberOf(const Generation& generation, const std::string& name) {
+  const auto found = generation.numbers.find(name);
+  return found == generation.numbers.end() ? 0 : found->second;
 }
+
+// The sum of a counter over its labels, a request; none if it has not grown.
+std::optional<double> PerRequest(const Counters& counters, std::string_view name, int requests) {
+  double sum = 0;
+  for (const auto& [label, value] : ByLabel(counters, name, "")) sum += value;
+  if (sum == 0) return std::nullopt;
+  return sum / requests;
+}
+
+// Times between tokens on either side of the moment when all KV was here.
+struct Sides {
+  std::vector<double> before, after, all_local;
+  double selected = 0;
+  double remote = 0;
+  double handover_steps = 0;
+  double wait_steps = 0;
+
+  void Take(const Generation& generation, const TokenTimes& times) {
+    selected += NumberOf(generation, "selected_entries");
+    remote += NumberOf(generation, "remote_entries");
+    handover_steps += NumberOf(generation, "handover_steps");
+    wait_steps += NumberOf(generation, "wait_steps");
+    const double all = NumberOf(generation, "all_local_seconds");
+    if (all <= 0) return;
+    all_local.push_back(all);
+    for (size_t i = 0; i < times.between.size(); ++i) {
+      // between[i] is from token i + 1 to token i + 2, counted from 0.
+      if (generation.token_seconds[i + 2] <= all) before.push_back(times.between[i]);
+      if (generation.token_seconds[i + 1] >= all) after.push_back(times.between[i]);
+    }
+  }
+
+  void Conclude(int served, Summary& summary) const {
+    const auto mean = [](const std::vector<double>& values) {
+      return values.empty() ? std::nullopt : std::optional(Mean(values));
+    };
+    if (selected > 0) summary.ondemand_ratio = remote / selected;
+    if (!all_local.empty()) summary.all_local_seconds = Percentile(all_local, 0.5);
+    summary.tbt_before = mean(before);
+    summary.tbt_after = mean(after);
+    if (handover_steps > 0) summary.handover_steps = handover_steps / served;
+    if (wait_steps > 0) summary.wait_steps = wait_steps / served;
+  }
+};
 
 }  // namespace
 
@@ -66,6 +116,7 @@ Summary Summarize(const Cell& cell) {
   std::vector<std::vector<double>> steps, ctl;
   std::map<std::string, std::vector<double>> numbers;
   std::set<std::string> served;
+  Sides sides;
   for (const Run& run : cell.runs) {
     ++summary.runs;
     const Generation& generation = run.generation;
@@ -79,6 +130,7 @@ Summary Summarize(const Cell& cell) {
     if (times.e2e) e2e.push_back(*times.e2e);
     last.push_back(generation.token_seconds.back());
     between.insert(between.end(), times.between.begin(), times.between.end());
+    sides.Take(generation, times);
     steps.push_back(std::move(times.steps));
     ctl.push_back(generation.token_seconds);
     for (const auto& [name, value] : generation.numbers) numbers[name].push_back(value);
@@ -99,10 +151,13 @@ Summary Summarize(const Cell& cell) {
   summary.ctl = MediansByPosition(ctl);
   for (auto& [name, values] : numbers) summary.numbers[name] = Percentile(std::move(values), 0.5);
   summary.served_otherwise = fmt::format("{}", fmt::join(served, ", "));
-  if (summary.runs > 0) TakeBytes(cell, summary.runs, summary);
-  summary.ondemand_ratio = Number(summary, "ondemand_ratio");
-  summary.all_local_seconds = Number(summary, "all_local_seconds");
-  summary.handover_seconds = Number(summary, "handover_seconds");
+  if (summary.runs == 0) return summary;
+  TakeBytes(cell, summary);
+  if (summary.failed < summary.runs) sides.Conclude(summary.runs - summary.failed, summary);
+  summary.handover_seconds =
+      PerRequest(cell.prefill, "smartgen_handover_seconds_total", summary.runs);
+  summary.stall_seconds =
+      PerRequest(cell.decode, "smartgen_decode_stall_seconds_sum", summary.runs);
   return summary;
 }
 

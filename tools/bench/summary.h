@@ -32,9 +32,18 @@ struct Summary {
   std::string served_otherwise;
   // Prompt tokens that a prefix cache had though it should not (the most of all runs).
   double unwanted_cached_tokens = 0;
+  // Of modes that select: the share of selected entries that were not here when their layer began.
   std::optional<double> ondemand_ratio;
+  // From arrival till all KV was on the decode side, of the runs in which that came to pass; and
+  // the time between tokens before and after it (TTST left out), all runs together.
   std::optional<double> all_local_seconds;
-  std::optional<double> handover_seconds;  // the prefill side's, a request
+  std::optional<double> tbt_before;
+  std::optional<double> tbt_after;
+  // Tokens that the prefill side helped to make, a request; and its time for that.
+  std::optional<double> handover_steps;
+  std::optional<double> handover_seconds;
+  std::optional<double> wait_steps;     // steps that waited for fetched entries, a request
+  std::optional<double> stall_seconds;  // for how long, a request
 };
 
 Summary Summarize(const Cell& cell);
