@@ -5,10 +5,13 @@
 namespace smartgen::transfer {
 namespace {
 
-// A sample is taken over this long or two round trips: long enough that a shaper's tick, a lost
-// time slice or the grain of acknowledgements does not matter much.
+// A sample is taken over this long or two round trips: long enough that a shaper's tick or a lost
+// time slice does not matter much; and over this many bytes, so that the grain of acknowledgements
+// (two segments) does not, but no longer than it takes to be of use.
 constexpr double kSampleSeconds = 0.004;
 constexpr double kSampleRoundTrips = 2;
+constexpr uint64_t kSampleBytes = 64 << 10;
+constexpr double kMaxSampleSeconds = 0.05;
 // Weight of a new sample. Growth is believed sooner than decline: what has gone through, the link
 // can carry, while less may have been our own fault.
 constexpr double kUpWeight = 0.5;
@@ -59,6 +62,7 @@ void LinkWindow::OnHandedOut(uint64_t bytes, const channel::LinkInfo& link, base
   }
   const double seconds = base::ToSeconds(at - from_at_);
   if (seconds < std::max(kSampleSeconds, kSampleRoundTrips * estimate_.rtt_seconds)) return;
+  if (have - from_bytes_ < kSampleBytes && seconds < kMaxSampleSeconds) return;
   OnSample(static_cast<double>(have - from_bytes_) / seconds);
   from_at_ = at;
   from_bytes_ = have;
