@@ -84,6 +84,7 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
     int64_t begin = 0;
     int64_t end = 0;
     bool header = false;
+    bool counted = false;  // in the transfer's statistics
     int64_t payload_bytes() const {
       return bytes != nullptr ? static_cast<int64_t>(bytes->size()) : take.bytes;
     }
@@ -136,8 +137,13 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
   channel::OutMessage MakeMessage(const Item& item, std::shared_ptr<kv::KvSequence> sequence,
                                   uint64_t number) const;
   // `done_before`: how many of the lane's messages had been done before Send was called.
-  void OnRefused(const ItemPtr& item, int64_t done_before, const absl::Status& status);
-  void OnDone(const Item& item, uint64_t segments, const absl::Status& status);
+  void OnRefused(const ItemPtr& item, uint64_t segments, int64_t done_before,
+                 const absl::Status& status);
+  // Statistics count what the channel has taken, before it has: whoever ends a transfer because all
+  // has come must find all of it counted.
+  void Count(Item& item, uint64_t segments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Uncount(Item& item, uint64_t segments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnDone(Item& item, uint64_t segments, const absl::Status& status);
   // Books of an item that is no longer outstanding.
   void Settle(const Item& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What remains to be done without the lock once the transfer's state changed.

@@ -214,12 +214,13 @@ void TransferSender::Impl::Post(const ItemPtr& item, std::shared_ptr<kv::KvSeque
   {
     base::MutexLock lock(mutex_);
     done_before = done_[lane];
+    Count(*item, segments);
   }
   const UseChannel channel(this);
   const absl::Status status =
       channel ? channel->Send(std::move(message)) : base::Cancelled("the sender is gone");
   if (!status.ok()) {
-    OnRefused(item, done_before, status);
+    OnRefused(item, segments, done_before, status);
     return;
   }
   bool ended = false;
@@ -231,7 +232,31 @@ void TransferSender::Impl::Post(const ItemPtr& item, std::shared_ptr<kv::KvSeque
   if (ended) channel->CancelTag(item->transfer->tag);
 }
 
-void TransferSender::Impl::OnRefused(const ItemPtr& item, int64_t done_before,
+void TransferSender::Impl::Count(Item& item, uint64_t segments) {
+  const auto bytes = static_cast<uint64_t>(item.payload_bytes());
+  const auto repeated = static_cast<uint64_t>(item.take.repeated_bytes);
+  SenderStats& stats = item.transfer->stats;
+  item.counted = true;
+  stats.bytes += bytes;
+  stats.resent_bytes += repeated;
+  if (bytes > repeated) stats.bytes_by_path[item.path] += bytes - repeated;
+  ++stats.messages;
+  stats.segments += segments;
+}
+
+void TransferSender::Impl::Uncount(Item& item, uint64_t segments) {
+  if (!std::exchange(item.counted, false)) return;
+  const auto bytes = static_cast<uint64_t>(item.payload_bytes());
+  const auto repeated = static_cast<uint64_t>(item.take.repeated_bytes);
+  SenderStats& stats = item.transfer->stats;
+  stats.bytes -= bytes;
+  stats.resent_bytes -= repeated;
+  if (bytes > repeated) stats.bytes_by_path[item.path] -= bytes - repeated;
+  --stats.messages;
+  stats.segments -= segments;
+}
+
+void TransferSender::Impl::OnRefused(const ItemPtr& item, uint64_t segments, int64_t done_before,
                                      const absl::Status& status) {
   const auto lane = static_cast<size_t>(item->lane);
   {
@@ -243,13 +268,14 @@ void TransferSender::Impl::OnRefused(const ItemPtr& item, int64_t done_before,
     if (absl::IsResourceExhausted(status) && retry && item->transfer->sequence != nullptr) {
       --posted_[lane];
       full_[lane] = others;
+      Uncount(*item, segments);
       // Metadata enters the window when it is taken.
       if (item->lane == Lane::kMetadata) windowed_bytes_ -= item->payload_bytes();
       backlog_[lane].push_front(item);
       return;
     }
   }
-  OnDone(*item, 0, status);
+  OnDone(*item, segments, status);
 }
 
 void TransferSender::Impl::Settle(const Item& item) {
@@ -258,7 +284,7 @@ void TransferSender::Impl::Settle(const Item& item) {
   if (item.lane <= Lane::kMetadata) transfer.outstanding_bytes -= item.payload_bytes();
 }
 
-void TransferSender::Impl::OnDone(const Item& item, uint64_t segments, const absl::Status& status) {
+void TransferSender::Impl::OnDone(Item& item, uint64_t segments, const absl::Status& status) {
   Transfer& transfer = *item.transfer;
   channel::LinkInfo link;
   if (const UseChannel channel(this); channel) link = channel->link_info();
@@ -274,14 +300,11 @@ void TransferSender::Impl::OnDone(const Item& item, uint64_t segments, const abs
     if (Windowed(item.lane)) windowed_bytes_ -= item.payload_bytes();
     if (status.ok()) {
       window_.OnHandedOut(bytes, link, options_.clock->Now());
-      const auto repeated = static_cast<uint64_t>(item.take.repeated_bytes);
-      transfer.stats.bytes += bytes;
-      transfer.stats.resent_bytes += repeated;
-      if (bytes > repeated) transfer.stats.bytes_by_path[item.path] += bytes - repeated;
-      ++transfer.stats.messages;
-      transfer.stats.segments += segments;
       transfer.unsent_bytes -= item.take.prompt_bytes;
-    } else if (transfer.sequence != nullptr && transfer.failure.ok()) {
+    } else {
+      Uncount(item, segments);
+    }
+    if (!status.ok() && transfer.sequence != nullptr && transfer.failure.ok()) {
       transfer.failure = status;
       transfer.stats.failed = true;
       Unqueue(&transfer);

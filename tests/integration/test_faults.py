@@ -36,7 +36,7 @@ def pair():
 def test_H4_H11_restarted_prefilld_is_used_again_without_restarting_decoded(pair):
     prompt = natural_text()[:600]
     first = ask(pair, prompt)
-    assert first["smartgen"]["mode"] == "full"
+    assert first["smartgen"]["mode"] in ("full", "exact")
     pair.prefills[0].stop(signal.SIGKILL)
     wait_until(lambda: pair.peers_up() == 0, 5, "the loss is seen")
     alone = ask(pair, prompt)
@@ -44,7 +44,7 @@ def test_H4_H11_restarted_prefilld_is_used_again_without_restarting_decoded(pair
     pair.prefills[0] = pair.start_prefill(0)
     wait_until(lambda: pair.peers_up() == 1, 30, "paired again")
     again = ask(pair, prompt)
-    assert again["smartgen"]["mode"] == "full"
+    assert again["smartgen"]["mode"] in ("full", "exact")
     assert first["choices"][0]["text"] == alone["choices"][0]["text"] == again["choices"][0]["text"]
     assert any("fallback_total" in k and v > 0 for k, v in metrics_of(pair.decode_metrics).items())
 
