@@ -19,6 +19,8 @@ void Options::Bind(config::Binder& b) {
            "exact steps while KV is on the way: layers or queries are handed over");
   b.Choice("selector", &transfer.selector, {"dense", "quest", "hata", "infinigen"},
            "which KV a step reads, in modes that select");
+  b.Field("selector_parameters", &selector_parameters,
+          "file or folder that smartgen profile trained; the same on both sides");
   b.Field("selection_budget", &transfer.selection_budget,
           "share of the context that a step reads, in modes that select");
   b.Field("speculative_ratio", &transfer.speculative_ratio,

@@ -21,7 +21,10 @@ struct Options {
 
   std::string mode = "auto";          // for requests that name none
   transfer::RequestOptions transfer;  // what requests leave open
-  std::string handover = "split";     // of mode exact, likewise: split, attend
+  // File or folder of trained selector parameters (smartgen profile --train-hash, --train-skew);
+  // empty: none. The same on both sides of a pairing.
+  std::string selector_parameters;
+  std::string handover = "split";  // of mode exact, likewise: split, attend
   std::string compute =
       "auto";  // f32, bf16, auto (the faster of the two here); equal on both sides of a pairing
   int threads = 0;  // 0: one a core

@@ -57,6 +57,7 @@ struct PairingContext {
   std::string model_fingerprint;
   std::string compute;
   kv::KvLayout layout;
+  uint64_t selector_parameters = 0;  // selector::DigestOf
   channel::TcpEngine* tcp = nullptr;
   const base::Clock* clock = nullptr;
   metrics::Metrics* metrics = nullptr;

@@ -74,6 +74,7 @@ absl::StatusOr<v1::HelloReply> PairingSession::Handshake() {
   hello.add_transports("tcp");
   hello.set_checksum(context_->options.checksum);
   hello.set_instance(context_->instance);
+  hello.set_selector_parameters(context_->selector_parameters);
   Send(std::move(message));
   RETURN_IF_ERROR(
       WaitFor("HelloReply", [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return replied_; }));

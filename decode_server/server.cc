@@ -8,6 +8,7 @@
 #include "common/base/memory.h"
 #include "common/config/version.h"
 #include "common/rpc/convert.h"
+#include "common/selector/parameters.h"
 
 namespace smartgen::decode_server {
 namespace {
@@ -37,6 +38,7 @@ DecodeServer::DecodeServer(const Options& options, Parts parts)
 
 absl::Status DecodeServer::Init() {
   RETURN_IF_ERROR(InitPool());
+  RETURN_IF_ERROR(InitSelectors());
   RETURN_IF_ERROR(InitPairings());
   InitEngine();
   RETURN_IF_ERROR(InitServices());
@@ -90,6 +92,7 @@ absl::Status DecodeServer::InitPairings() {
   context.model_fingerprint = parts_.model_fingerprint;
   context.compute = compute_;
   context.layout = layout_;
+  context.selector_parameters = selectors_->parameters_digest();
   context.tcp = tcp_.get();
   context.clock = parts_.clock;
   context.metrics = metrics_.get();
@@ -97,13 +100,21 @@ absl::Status DecodeServer::InitPairings() {
   return absl::OkStatus();
 }
 
-void DecodeServer::InitEngine() {
+absl::Status DecodeServer::InitSelectors() {
   std::vector<int> query_heads;
   for (const model::LayerConfig& layer : parts_.executor->config().layers) {
     query_heads.push_back(layer.num_heads);
   }
+  const selector::Options selector_options;
+  ASSIGN_OR_RETURN(auto parameters,
+                   selector::LoadParameters(options_.selector_parameters, parts_.model_fingerprint,
+                                            layout_, selector_options));
   selectors_ = std::make_unique<selector::SelectorSet>(layout_, std::move(query_heads),
-                                                       selector::Parameters{}, selector::Options{});
+                                                       std::move(parameters), selector_options);
+  return absl::OkStatus();
+}
+
+void DecodeServer::InitEngine() {
   DecodeEngine::Options engine_options;
   engine_options.max_batch = options_.max_batch;
   engine_options.max_waiting = options_.max_waiting;

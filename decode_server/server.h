@@ -57,6 +57,7 @@ class DecodeServer {
   DecodeServer(const Options& options, Parts parts);
   absl::Status Init();
   absl::Status InitPool();
+  absl::Status InitSelectors();
   absl::Status InitPairings();
   void InitEngine();
   absl::Status InitServices();

@@ -27,6 +27,11 @@ absl::Status CheckHello(const v1::Hello& hello, const Identity& ours) {
   }
   ASSIGN_OR_RETURN(const kv::KvLayout theirs, rpc::FromProto(hello.layout()));
   RETURN_IF_ERROR(ours.layout.CheckEqual(theirs));
+  if (hello.selector_parameters() != ours.selector_parameters) {
+    return base::FailedPrecondition(
+        "selector_parameters: ours {:016x}, theirs {:016x}; give both the same file or neither one",
+        ours.selector_parameters, hello.selector_parameters());
+  }
   const auto& transports = hello.transports();
   if (std::find(transports.begin(), transports.end(), "tcp") == transports.end()) {
     return base::FailedPrecondition("transports: ours tcp, theirs {}", fmt::join(transports, ","));

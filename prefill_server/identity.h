@@ -16,6 +16,7 @@ struct Identity {
   std::string compute;
   kv::KvLayout layout;
   int64_t context_length = 0;
+  uint64_t selector_parameters = 0;  // selector::DigestOf
 };
 
 // FailedPrecondition names the field that differs and both values; InvalidArgument for a Hello that

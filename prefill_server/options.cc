@@ -28,6 +28,8 @@ void Options::Bind(config::Binder& b) {
   b.Field("handover_share", &handover_share,
           "share of the time for decode steps of others while prompts are to be computed");
   b.Field("profile", &profile, "file of smartgen profile; empty: built in, or a guess");
+  b.Field("selector_parameters", &selector_parameters,
+          "file or folder that smartgen profile trained; the same on both sides");
   b.Field("checksum", &checksum, "checksum over every KV message");
   b.Time("lease", &lease, "how long KV is held for a decode side that says nothing");
   b.Time("heartbeat", &heartbeat, "interval; three missed: the peer is down");

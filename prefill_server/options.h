@@ -33,6 +33,9 @@ struct Options {
   double handover_share = 0.2;
   // File that smartgen profile made; empty: the built-in one of the model, or a guess.
   std::string profile;
+  // File or folder of trained selector parameters (smartgen profile --train-hash, --train-skew);
+  // empty: none. The same on both sides of a pairing.
+  std::string selector_parameters;
   bool checksum = true;  // XXH3 over every KV message
 
   base::Duration lease = std::chrono::seconds(30);     // pages are held this long without a renewal

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
-#include <random>
 
 #include "common/transfer/budget.h"
 #include "common/transfer/plan.h"
@@ -22,22 +21,6 @@ int64_t CountBlocks(const transfer::PlanInput& input, int layer) {
     count += transfer::SentTokens({layer, block}, input).empty() ? 0 : 1;
   }
   return count;
-}
-
-// By position within each layer, the layers in turns, so that any prefix of the order holds the
-// same share of each; the dense layers first of all.
-std::vector<transfer::BlockId> PositionOrder(const transfer::PlanInput& input, int layers) {
-  std::vector<transfer::BlockId> order;
-  const int dense = std::min(transfer::kDenseLayers, layers);
-  for (int layer = 0; layer < dense; ++layer) {
-    for (int block = 0; block < transfer::kBlocks; ++block) order.push_back({layer, block});
-  }
-  for (int block = 0; block < transfer::kBlocks; ++block) {
-    for (int layer = dense; layer < layers; ++layer) order.push_back({layer, block});
-  }
-  std::erase_if(
-      order, [&](const transfer::BlockId& id) { return transfer::SentTokens(id, input).empty(); });
-  return order;
 }
 
 }  // namespace
@@ -116,13 +99,9 @@ DeliveryPlan TransferPlanner::Plan(const Input& input) const {
   plan.pushed_blocks = ranked.pushed;
   plan.order = std::move(ranked.order);
   if (input.mode == Mode::kPartial || !input.transfer.profile) {
-    plan.order = PositionOrder(blocks, layers);
+    plan.order = transfer::PositionOrder(layers, blocks);
   } else if (input.mode == Mode::kRandom) {
-    const auto dense = std::find_if(plan.order.begin(), plan.order.end(), [](const auto& id) {
-      return id.layer >= transfer::kDenseLayers;
-    });
-    std::mt19937_64 random(input.seed);
-    std::shuffle(dense, plan.order.end(), random);
+    plan.order = transfer::RandomOrder(layers, blocks, input.seed);
   }
   plan.deliver_rest = input.mode == Mode::kSmartGen && input.transfer.speculation;
   plan.credits = plan.deliver_rest;

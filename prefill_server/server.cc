@@ -8,6 +8,8 @@
 #include "common/base/memory.h"
 #include "common/config/version.h"
 #include "common/rpc/convert.h"
+#include "common/selector/parameters.h"
+#include "common/transfer/built_in_profiles.h"
 
 namespace smartgen::prefill_server {
 namespace {
@@ -130,22 +132,30 @@ absl::Status PrefillServer::Init() {
 absl::Status PrefillServer::InitPlanner() {
   const int layers = identity_.layout.num_layers();
   transfer::Profile profile = transfer::Profile::Prior(layers);
+  std::string source = "none: sinks, recency and the dense layers are pushed first";
   if (!options_.profile.empty()) {
     ASSIGN_OR_RETURN(profile, transfer::Profile::Load(options_.profile));
     RETURN_IF_ERROR(base::Annotate(profile.CheckFor(identity_.model_fingerprint, layers),
                                    fmt::format("profile {}", options_.profile)));
+    source = options_.profile;
+  } else if (auto built_in = transfer::BuiltInProfile(identity_.model_fingerprint, layers)) {
+    profile = std::move(*built_in);
+    source = "built in";
   }
-  SMARTGEN_LOG(info, "server", "profile={}",
-               profile.IsPrior() ? "none: sinks, recency and the dense layers are pushed first"
-                                 : options_.profile);
+  SMARTGEN_LOG(info, "server", "profile={}", source);
   planner_ = std::make_unique<TransferPlanner>(TransferPlanner::Options{}, identity_.layout,
                                                std::move(profile));
   std::vector<int> query_heads;
   for (const model::LayerConfig& layer : parts_.executor->config().layers) {
     query_heads.push_back(layer.num_heads);
   }
+  const selector::Options selector_options;
+  ASSIGN_OR_RETURN(auto parameters, selector::LoadParameters(options_.selector_parameters,
+                                                             identity_.model_fingerprint,
+                                                             identity_.layout, selector_options));
   selectors_ = std::make_unique<selector::SelectorSet>(identity_.layout, std::move(query_heads),
-                                                       selector::Parameters{}, selector::Options{});
+                                                       std::move(parameters), selector_options);
+  identity_.selector_parameters = selectors_->parameters_digest();
   return absl::OkStatus();
 }
 

@@ -30,6 +30,7 @@ int Tokenize(const Args& args);
 int Detokenize(const Args& args);
 int Render(const Args& args);
 int Bench(const Args& args);
+int Profile(const Args& args);
 int Up(const Args& args);
 int Chat(const Args& args);
 int Config(const Args& args);

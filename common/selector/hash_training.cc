@@ -29,37 +29,44 @@ void Relax(const float* x, const std::vector<float>& weights, int dim, int bits,
   for (int b = 0; b < bits; ++b) out[b] = std::tanh(out[b]);
 }
 
-// Rows scaled by one factor, so that their mean square norm is 1: signs do not change by it, and
-// x W starts at unit variance, where tanh has a slope.
-absl::StatusOr<std::vector<float>> Normalised(std::span<const float> rows, int dim,
-                                              const char* what) {
+// What brings rows to a mean square norm of 1: signs do not change by it, and x W starts at unit
+// variance, where tanh has a slope.
+absl::StatusOr<float> UnitScale(std::span<const HashTrainingText> texts,
+                                std::span<const float> HashTrainingText::*rows, int dim,
+                                const char* what) {
   double sum = 0;
-  for (const float x : rows) sum += static_cast<double>(x) * x;
+  size_t count = 0;
+  for (const HashTrainingText& text : texts) {
+    for (const float x : text.*rows) sum += static_cast<double>(x) * x;
+    count += (text.*rows).size();
+  }
   if (!std::isfinite(sum) || sum == 0) {
     return base::InvalidArgument("hash training: want finite {} that are not all zero", what);
   }
-  const auto scale = static_cast<float>(std::sqrt(static_cast<double>(rows.size()) / dim / sum));
-  std::vector<float> out(rows.begin(), rows.end());
-  for (float& x : out) x *= scale;
-  return out;
+  return static_cast<float>(std::sqrt(static_cast<double>(count) / dim / sum));
 }
 
 class Trainer {
  public:
-  Trainer(std::vector<float> queries, std::vector<float> keys, int dim,
+  Trainer(std::span<const HashTrainingText> texts, float query_scale, float key_scale, int dim,
           const HashTrainingOptions& options)
       : options_(options),
         dim_(dim),
         bits_(options.bits),
-        queries_(std::move(queries)),
-        keys_(std::move(keys)),
-        num_keys_(static_cast<int>(keys_.size()) / dim),
-        top_(std::clamp(static_cast<int>(options.top_share * num_keys_), 1, num_keys_ - 1)),
         random_(options.seed + 1),
-        weights_(RandomHashWeights(dim, options.bits, options.seed)) {}
+        weights_(RandomHashWeights(dim, options.bits, options.seed)) {
+    for (const HashTrainingText& text : texts) {
+      Keys keys{.begin = static_cast<int>(keys_.size()) / dim,
+                .count = static_cast<int>(text.keys.size()) / dim};
+      keys.top = std::clamp(static_cast<int>(options.top_share * keys.count), 1, keys.count - 1);
+      keys_of_.resize(keys_of_.size() + text.queries.size() / dim, keys);
+      for (const float x : text.queries) queries_.push_back(x * query_scale);
+      for (const float x : text.keys) keys_.push_back(x * key_scale);
+    }
+  }
 
   std::vector<float> Train() {
-    const int num_queries = static_cast<int>(queries_.size()) / dim_;
+    const int num_queries = static_cast<int>(keys_of_.size());
     std::vector<int> order(num_queries);
     std::iota(order.begin(), order.end(), 0);
     for (int epoch = 0; epoch < options_.epochs; ++epoch) {
@@ -68,18 +75,26 @@ class Trainer {
       for (int i = num_queries - 1; i > 0; --i) {
         std::swap(order[i], order[random_.Below(static_cast<uint32_t>(i + 1))]);
       }
-      for (const int q : order) Step(queries_.data() + static_cast<size_t>(q) * dim_);
+      for (const int q : order) Step(queries_.data() + static_cast<size_t>(q) * dim_, keys_of_[q]);
     }
     return std::move(weights_);
   }
 
  private:
-  void Step(const float* query) {
-    std::vector<float> scores(num_keys_);
-    for (int k = 0; k < num_keys_; ++k) {
-      scores[k] = DotRow(query, keys_.data() + static_cast<size_t>(k) * dim_, dim_);
+  // The keys of one text, in rows of keys_; so many are a query's top keys.
+  struct Keys {
+    int begin = 0;
+    int count = 0;
+    int top = 0;
+  };
+
+  void Step(const float* query, const Keys& keys) {
+    const float* first = keys_.data() + static_cast<size_t>(keys.begin) * dim_;
+    std::vector<float> scores(keys.count);
+    for (int k = 0; k < keys.count; ++k) {
+      scores[k] = DotRow(query, first + static_cast<size_t>(k) * dim_, dim_);
     }
-    std::vector<int32_t> best(top_);
+    std::vector<int32_t> best(keys.top);
     LargestK(scores, 0, best);
     std::vector<float> query_code(bits_);
     std::vector<float> query_gradient(bits_);
@@ -88,13 +103,13 @@ class Trainer {
       const bool positive = pair % 2 == 0;
       int k;
       if (positive) {
-        k = best[random_.Below(static_cast<uint32_t>(top_))];
+        k = best[random_.Below(static_cast<uint32_t>(keys.top))];
       } else {
         do {
-          k = static_cast<int>(random_.Below(static_cast<uint32_t>(num_keys_)));
+          k = static_cast<int>(random_.Below(static_cast<uint32_t>(keys.count)));
         } while (std::binary_search(best.begin(), best.end(), k));
       }
-      Pair(keys_.data() + static_cast<size_t>(k) * dim_, positive, query_code, query_gradient);
+      Pair(first + static_cast<size_t>(k) * dim_, positive, query_code, query_gradient);
     }
     for (int b = 0; b < bits_; ++b) query_gradient[b] *= 1 - query_code[b] * query_code[b];
     Descend(query, query_gradient);
@@ -129,10 +144,9 @@ class Trainer {
   const HashTrainingOptions options_;
   const int dim_;
   const int bits_;
-  const std::vector<float> queries_;
-  const std::vector<float> keys_;
-  const int num_keys_;
-  const int top_;
+  std::vector<float> queries_;
+  std::vector<Keys> keys_of_;  // by query
+  std::vector<float> keys_;
   Random random_;
   std::vector<float> weights_;
   float bias_ = 0;
@@ -162,14 +176,17 @@ std::vector<uint64_t> Codes(std::span<const float> rows, int dim, std::span<cons
 
 }  // namespace
 
-absl::StatusOr<std::vector<float>> TrainHash(std::span<const float> queries,
-                                             std::span<const float> keys, int head_dim,
+absl::StatusOr<std::vector<float>> TrainHash(std::span<const HashTrainingText> texts, int head_dim,
                                              const HashTrainingOptions& options) {
-  if (head_dim < 1 || queries.empty() || queries.size() % head_dim != 0 ||
-      keys.size() % head_dim != 0 || keys.size() / head_dim < 2) {
-    return base::InvalidArgument(
-        "hash training: want rows of {} values, a query and 2 keys at least, got {} and {} values",
-        head_dim, queries.size(), keys.size());
+  if (texts.empty()) return base::InvalidArgument("hash training: want at least one text");
+  for (const HashTrainingText& text : texts) {
+    if (head_dim < 1 || text.queries.empty() || text.queries.size() % head_dim != 0 ||
+        text.keys.size() % head_dim != 0 || text.keys.size() / head_dim < 2) {
+      return base::InvalidArgument(
+          "hash training: want rows of {} values, a query and 2 keys at least, got {} and {} "
+          "values",
+          head_dim, text.queries.size(), text.keys.size());
+    }
   }
   if (options.bits < 1 || options.pairs < 1 || options.epochs < 0 || !(options.top_share > 0) ||
       !(options.top_share < 1)) {
@@ -178,9 +195,18 @@ absl::StatusOr<std::vector<float>> TrainHash(std::span<const float> queries,
         "{}",
         options.bits, options.pairs, options.epochs, options.top_share);
   }
-  ASSIGN_OR_RETURN(auto unit_queries, Normalised(queries, head_dim, "queries"));
-  ASSIGN_OR_RETURN(auto unit_keys, Normalised(keys, head_dim, "keys"));
-  return Trainer(std::move(unit_queries), std::move(unit_keys), head_dim, options).Train();
+  ASSIGN_OR_RETURN(const float query_scale,
+                   UnitScale(texts, &HashTrainingText::queries, head_dim, "queries"));
+  ASSIGN_OR_RETURN(const float key_scale,
+                   UnitScale(texts, &HashTrainingText::keys, head_dim, "keys"));
+  return Trainer(texts, query_scale, key_scale, head_dim, options).Train();
+}
+
+absl::StatusOr<std::vector<float>> TrainHash(std::span<const float> queries,
+                                             std::span<const float> keys, int head_dim,
+                                             const HashTrainingOptions& options) {
+  const HashTrainingText text{.queries = queries, .keys = keys};
+  return TrainHash(std::span(&text, 1), head_dim, options);
 }
 
 double HashRecall(std::span<const float> queries, std::span<const float> keys, int head_dim,

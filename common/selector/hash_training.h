@@ -24,9 +24,19 @@ struct HashTrainingOptions {
   float sharpness = 8.0f;
 };
 
-// [head_dim][bits] for one KV head. `queries` (all query heads of its group) and `keys` are rows of
-// head_dim values, at least 2 keys. Deterministic for a given machine. InvalidArgument for sizes
-// that do not fit or values that are not finite.
+// Queries of one text (all query heads of a KV head's group) and keys of the same text: rows of
+// head_dim values. A query is compared with the keys of its own text only. At least a query and 2
+// keys.
+struct HashTrainingText {
+  std::span<const float> queries;
+  std::span<const float> keys;
+};
+
+// [head_dim][bits] for one KV head. Deterministic for a given machine. InvalidArgument for no text,
+// sizes that do not fit or values that are not finite.
+absl::StatusOr<std::vector<float>> TrainHash(std::span<const HashTrainingText> texts, int head_dim,
+                                             const HashTrainingOptions& options = {});
+// The same of one text.
 absl::StatusOr<std::vector<float>> TrainHash(std::span<const float> queries,
                                              std::span<const float> keys, int head_dim,
                                              const HashTrainingOptions& options = {});

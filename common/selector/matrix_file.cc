@@ -145,6 +145,23 @@ absl::StatusOr<HeadMatrices> HeadMatrices::Load(const std::string& path, Purpose
   return parsed;
 }
 
+absl::StatusOr<HeadMatrices::Purpose> HeadMatrices::PurposeOf(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return base::NotFound("matrix file {}: cannot be read", path);
+  std::string head(3 * sizeof(uint32_t), '\0');
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  Reader reader(std::string_view(head).substr(0, static_cast<size_t>(in.gcount())));
+  uint32_t magic = 0, version = 0, purpose = 0;
+  if (!reader.U32(magic) || magic != kMagic || !reader.U32(version) || !reader.U32(purpose)) {
+    return base::InvalidArgument("matrix file {}: not a SmartGen matrix file", path);
+  }
+  for (const Purpose known : {Purpose::kSkew, Purpose::kHash}) {
+    if (purpose == static_cast<uint32_t>(known)) return known;
+  }
+  return base::InvalidArgument("matrix file {}: want purpose 1 (skew) or 2 (hash), it has {}", path,
+                               purpose);
+}
+
 absl::Status HeadMatrices::Save(const std::string& path) const {
   std::string bytes;
   AppendU32(bytes, kMagic);

@@ -40,6 +40,8 @@ struct HeadMatrices {
   // NotFound; InvalidArgument or DataLoss saying what is wrong (other purpose, version, sizes,
   // sum).
   static absl::StatusOr<HeadMatrices> Load(const std::string& path, Purpose purpose);
+  // What the file at `path` says that it holds. NotFound; InvalidArgument if it is no such file.
+  static absl::StatusOr<Purpose> PurposeOf(const std::string& path);
   // Written beside and renamed, so that a reader never sees half a file.
   absl::Status Save(const std::string& path) const;
 

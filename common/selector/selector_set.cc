@@ -1,5 +1,7 @@
 #include "common/selector/selector_set.h"
 
+#include "common/selector/parameters.h"
+
 namespace smartgen::selector {
 
 SelectorSet::SelectorSet(kv::KvLayout layout, std::vector<int> query_heads, Parameters parameters,
@@ -7,6 +9,7 @@ SelectorSet::SelectorSet(kv::KvLayout layout, std::vector<int> query_heads, Para
     : layout_(std::move(layout)),
       query_heads_(std::move(query_heads)),
       parameters_(std::move(parameters)),
+      digest_(DigestOf(parameters_)),
       defaults_(defaults) {}
 
 absl::StatusOr<std::shared_ptr<const KvSelector>> SelectorSet::Get(std::string_view kind,

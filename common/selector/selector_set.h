@@ -19,6 +19,9 @@ class SelectorSet {
   SelectorSet(kv::KvLayout layout, std::vector<int> query_heads, Parameters parameters,
               Options defaults);
 
+  // selector::DigestOf the parameters.
+  uint64_t parameters_digest() const { return digest_; }
+
   // InvalidArgument for a kind that is not known or a budget outside (0, 1].
   absl::StatusOr<std::shared_ptr<const KvSelector>> Get(std::string_view kind, double budget_share);
 
@@ -29,6 +32,7 @@ class SelectorSet {
   const kv::KvLayout layout_;
   const std::vector<int> query_heads_;
   const Parameters parameters_;
+  const uint64_t digest_;
   const Options defaults_;
   base::Mutex mutex_;
   std::map<std::pair<Kind, double>, std::shared_ptr<const KvSelector>> kept_

@@ -1,7 +1,9 @@
 #include "common/transfer/plan.h"
 
 #include <algorithm>
+#include <random>
 #include <span>
+#include <utility>
 
 #include "common/base/hash.h"
 
@@ -39,6 +41,34 @@ TransferPlan MakePlan(const Profile& profile, const PlanInput& input) {
   hasher.Update(std::as_bytes(std::span(plan.order)));
   plan.hash = hasher.Digest();
   return plan;
+}
+
+std::vector<BlockId> PositionOrder(int layers, const PlanInput& input) {
+  std::vector<BlockId> order;
+  const auto add = [&](int layer, int block) {
+    const BlockId id{layer, block};
+    if (!SentTokens(id, input).empty()) order.push_back(id);
+  };
+  for (int layer = 0; layer < std::min(kDenseLayers, layers); ++layer) {
+    for (int block = 0; block < kBlocks; ++block) add(layer, block);
+  }
+  for (int block = 0; block < kBlocks; ++block) {
+    for (int layer = kDenseLayers; layer < layers; ++layer) add(layer, block);
+  }
+  return order;
+}
+
+std::vector<BlockId> RandomOrder(int layers, const PlanInput& input, uint64_t seed) {
+  std::vector<BlockId> order = PositionOrder(layers, input);
+  const auto first = std::find_if(order.begin(), order.end(),
+                                  [](const BlockId& id) { return id.layer >= kDenseLayers; });
+  const auto offset = static_cast<size_t>(first - order.begin());
+  std::mt19937_64 random(seed);
+  // Not std::shuffle: what it draws is the library's own business. The bias of % is below 2^-44.
+  for (size_t i = order.size(); i > offset + 1; --i) {
+    std::swap(order[i - 1], order[offset + random() % (i - offset)]);
+  }
+  return order;
 }
 
 }  // namespace smartgen::transfer

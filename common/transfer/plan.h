@@ -36,6 +36,12 @@ struct TransferPlan {
 };
 
 TransferPlan MakePlan(const Profile& profile, const PlanInput& input);
+// The baselines' orders of the same blocks: what a prefix of them holds is compared with a prefix
+// of the plan. The dense layers first, then by position, the layers in turns, so that any prefix
+// holds the same share of each;
+std::vector<BlockId> PositionOrder(int layers, const PlanInput& input);
+// or at random, the same for the same seed on every machine.
+std::vector<BlockId> RandomOrder(int layers, const PlanInput& input, uint64_t seed);
 // The tokens of a block that travel: the block less what is cached or outside the window.
 TokenRange SentTokens(const BlockId& id, const PlanInput& input);
 

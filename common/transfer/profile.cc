@@ -87,23 +87,32 @@ absl::StatusOr<Profile> Profile::Load(const std::string& path) {
   if (!in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()))) {
     return base::DataLoss("profile {}: cannot be read", path);
   }
+  return Parse(bytes, path);
+}
+
+absl::StatusOr<Profile> Profile::Parse(std::string_view bytes, const std::string& name) {
+  if (static_cast<int64_t>(bytes.size()) > kMaxFileBytes) {
+    return base::InvalidArgument("profile {}: want at most {} bytes, got {}", name, kMaxFileBytes,
+                                 bytes.size());
+  }
   profile::ProfileFile file;
-  if (!file.ParseFromString(bytes) || file.magic() != kMagic) {
-    return base::InvalidArgument("profile {}: not a SmartGen profile, or damaged", path);
+  if (!file.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) ||
+      file.magic() != kMagic) {
+    return base::InvalidArgument("profile {}: not a SmartGen profile, or damaged", name);
   }
   if (file.version() != kProfileVersion) {
-    return base::InvalidArgument("profile {}: want version {}, the file has {}", path,
+    return base::InvalidArgument("profile {}: want version {}, the file has {}", name,
                                  kProfileVersion, file.version());
   }
   if (file.blocks() != kBlocks) {
-    return base::InvalidArgument("profile {}: want {} blocks a layer, the file has {}", path,
+    return base::InvalidArgument("profile {}: want {} blocks a layer, the file has {}", name,
                                  kBlocks, file.blocks());
   }
   std::vector<Row> rows(file.rows_size());
   for (int layer = 0; layer < file.rows_size(); ++layer) {
     const auto& importance = file.rows(layer).importance();
     if (importance.size() != kBlocks) {
-      return base::InvalidArgument("profile {}: layer {}: want {} values, the file has {}", path,
+      return base::InvalidArgument("profile {}: layer {}: want {} values, the file has {}", name,
                                    layer, kBlocks, importance.size());
     }
     std::copy(importance.begin(), importance.end(), rows[layer].begin());
@@ -117,7 +126,7 @@ absl::StatusOr<Profile> Profile::Load(const std::string& path) {
   origin.texts.assign(file.texts().begin(), file.texts().end());
   origin.command = file.command();
   auto profile = Create(std::move(rows), std::move(origin));
-  if (!profile.ok()) return base::Annotate(profile.status(), path);
+  if (!profile.ok()) return base::Annotate(profile.status(), name);
   return profile;
 }
 

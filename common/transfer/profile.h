@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/status.h"
@@ -43,6 +44,8 @@ class Profile {
 
   // NotFound, or InvalidArgument saying what is wrong (not a profile, version, truncated, sizes).
   static absl::StatusOr<Profile> Load(const std::string& path);
+  // Of a file's bytes; `name` stands in the messages.
+  static absl::StatusOr<Profile> Parse(std::string_view bytes, const std::string& name);
   // Written beside and renamed, so that a reader never sees half a file.
   absl::Status Save(const std::string& path) const;
   // FailedPrecondition naming what differs.

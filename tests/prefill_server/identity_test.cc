@@ -60,6 +60,10 @@ TEST(HelloTest, EachFieldThatDiffersIsNamedWithBothValues) {
   hello.mutable_layout()->mutable_layers(1)->set_kv_heads(4);
   EXPECT_THAT(Refusal(hello), HasSubstr("layer 1 kv_heads: ours 3, theirs 4"));
   hello = Theirs();
+  hello.set_selector_parameters(0xab);
+  EXPECT_THAT(Refusal(hello),
+              HasSubstr("selector_parameters: ours 0000000000000000, theirs 00000000000000ab"));
+  hello = Theirs();
   hello.clear_transports();
   hello.add_transports("carrier pigeon");
   EXPECT_THAT(Refusal(hello), HasSubstr("transports: ours tcp, theirs carrier pigeon"));

@@ -55,10 +55,42 @@ TEST(HashTrainingTest, NoEpochsIsPlainHashing) {
   EXPECT_EQ(*weights, RandomHashWeights(kDim, 64, HashTrainingOptions{}.seed));
 }
 
+TEST(HashTrainingTest, AQueryLearnsFromTheKeysOfItsOwnTextOnly) {
+  // Every key of text b is the same one, and better for text a's queries than nearly all of their
+  // own: were the texts one, their top keys would be that one key, and nothing would be learnt.
+  Random random(3);
+  const Data a = Anisotropic(random, 256, 512);
+  const Data test = Anisotropic(random, 100, 1000);
+  Data b{Normals(random, kDim), std::vector<float>(512 * kDim)};
+  for (size_t i = 0; i < b.keys.size(); i += 1) b.keys[i] = i % kDim % 5 == 0 ? 4.0f : 0.0f;
+  const std::vector<HashTrainingText> texts = {{.queries = a.queries, .keys = a.keys},
+                                               {.queries = b.queries, .keys = b.keys}};
+  const auto apart = TrainHash(texts, kDim, {.bits = 64});
+  ASSERT_TRUE(apart.ok()) << apart.status();
+  Data both = a;
+  both.queries.insert(both.queries.end(), b.queries.begin(), b.queries.end());
+  both.keys.insert(both.keys.end(), b.keys.begin(), b.keys.end());
+  const auto together = TrainHash(both.queries, both.keys, kDim, {.bits = 64});
+  ASSERT_TRUE(together.ok()) << together.status();
+  const auto recall = [&](const std::vector<float>& weights) {
+    return HashRecall(test.queries, test.keys, kDim, weights, 64, 100);
+  };
+  EXPECT_GT(recall(*apart), recall(*together) + 0.05);
+}
+
+TEST(HashTrainingTest, OneTextIsTheSameEitherWay) {
+  Random random(4);
+  const Data data = Anisotropic(random, 8, 20);
+  const HashTrainingText text{.queries = data.queries, .keys = data.keys};
+  EXPECT_EQ(*TrainHash(std::span(&text, 1), kDim, {.bits = 64, .epochs = 1}),
+            *TrainHash(data.queries, data.keys, kDim, {.bits = 64, .epochs = 1}));
+}
+
 TEST(HashTrainingTest, RefusesWhatCannotBeTrainedOn) {
   const std::vector<float> rows(kDim * 3, 1.0f);
   EXPECT_FALSE(TrainHash(rows, rows, kDim + 1).ok());
   EXPECT_FALSE(TrainHash({}, rows, kDim).ok());
+  EXPECT_FALSE(TrainHash(std::span<const HashTrainingText>(), kDim).ok());
   EXPECT_FALSE(TrainHash(rows, std::vector<float>(kDim, 1.0f), kDim).ok());
   EXPECT_FALSE(TrainHash(rows, std::vector<float>(kDim * 3), kDim).ok());
   EXPECT_FALSE(TrainHash(rows, std::vector<float>(kDim * 3, std::nanf("")), kDim).ok());

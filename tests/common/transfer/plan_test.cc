@@ -7,8 +7,10 @@
 #include <fstream>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "common/transfer/budget.h"
+#include "common/transfer/built_in_profiles.h"
 
 namespace smartgen::transfer {
 namespace {
@@ -156,6 +158,32 @@ TEST(PlanTest, HashTellsPlansApart) {
             MakePlan(profile, {.tokens = 4096, .push_blocks = 3001}).hash);
 }
 
+TEST(PlanTest, TheBaselinesOrderTheSameBlocksDenseLayersFirst) {
+  const PlanInput input{
+      .tokens = 3000, .decode_cached = 1008, .windows = {0, 0, 512, 0}, .push_blocks = 1};
+  const auto sorted = [](std::vector<BlockId> order) {
+    std::sort(order.begin(), order.end(), [](const BlockId& a, const BlockId& b) {
+      return std::pair(a.layer, a.block) < std::pair(b.layer, b.block);
+    });
+    return order;
+  };
+  const TransferPlan plan = MakePlan(RandomProfile(4, 2, 100), input);
+  const auto by_position = PositionOrder(4, input);
+  const auto at_random = RandomOrder(4, input, 1);
+  EXPECT_EQ(sorted(by_position), sorted(plan.order));
+  EXPECT_EQ(sorted(at_random), sorted(plan.order));
+  EXPECT_EQ(RandomOrder(4, input, 1), at_random);
+  EXPECT_NE(RandomOrder(4, input, 2), at_random);
+  for (int64_t i = 0; i < plan.pushed; ++i) {
+    EXPECT_LT(by_position[i].layer, kDenseLayers);
+    EXPECT_LT(at_random[i].layer, kDenseLayers);
+  }
+  for (size_t i = static_cast<size_t>(plan.pushed) + 1; i < by_position.size(); ++i) {
+    EXPECT_GE(by_position[i].block, by_position[i - 1].block);
+    EXPECT_GE(at_random[i].layer, kDenseLayers);
+  }
+}
+
 class ProfileFileTest : public ::testing::Test {
  protected:
   std::string path_ = ::testing::TempDir() + "/profile_test.pb";
@@ -201,6 +229,20 @@ TEST_F(ProfileFileTest, DamagedFilesAreRefused) {
     Write(bytes.substr(0, cut));
     EXPECT_FALSE(Profile::Load(path_).ok()) << cut;
   }
+}
+
+TEST(BuiltInProfileTest, EachIsAProfileThatItsOwnModelFinds) {
+  for (const std::string_view bytes : BuiltInProfileFiles()) {
+    const auto profile = Profile::Parse(bytes, "built in");
+    ASSERT_TRUE(profile.ok()) << profile.status();
+    const auto found = BuiltInProfile(profile->origin().model_fingerprint, profile->layers());
+    ASSERT_TRUE(found.has_value());
+    EXPECT_EQ(found->origin().model_name, profile->origin().model_name);
+    EXPECT_FALSE(found->IsPrior());
+    EXPECT_FALSE(
+        BuiltInProfile(profile->origin().model_fingerprint, profile->layers() + 1).has_value());
+  }
+  EXPECT_FALSE(BuiltInProfile("of no model", 30).has_value());
 }
 
 TEST(ProfileTest, RefusesWhatIsNoFrequency) {
