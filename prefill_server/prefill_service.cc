@@ -147,4 +147,13 @@ grpc::ServerUnaryReactor* PrefillService::Info(grpc::CallbackServerContext* cont
   return reactor;
 }
 
+grpc::ServerUnaryReactor* PrefillService::Probe(grpc::CallbackServerContext* context,
+                                                const v1::ProbeRequest*, v1::ProbeReply* response) {
+  auto reply = parts_.probe->Begin();
+  if (reply.ok()) *response = *std::move(reply);
+  auto* reactor = context->DefaultReactor();
+  reactor->Finish(rpc::ToGrpc(reply.status()));
+  return reactor;
+}
+
 }  // namespace smartgen::prefill_server

@@ -9,6 +9,7 @@
 #include "prefill_server/control_service.h"
 #include "prefill_server/engine.h"
 #include "prefill_server/identity.h"
+#include "prefill_server/probe_host.h"
 #include "proto/prefill.grpc.pb.h"
 
 namespace smartgen::prefill_server {
@@ -24,6 +25,7 @@ class PrefillService final : public v1::Prefill::CallbackService {
     uint64_t incarnation;
     base::Duration request_timeout;  // bounds calls that bring no deadline, or a later one
     std::function<v1::DaemonInfo()> info;
+    ProbeHost* probe;
   };
   explicit PrefillService(Parts parts);
 
@@ -34,6 +36,9 @@ class PrefillService final : public v1::Prefill::CallbackService {
                                                       const v1::PrefillRequest* request) override;
   grpc::ServerUnaryReactor* Info(grpc::CallbackServerContext* context,
                                  const v1::InfoRequest* request, v1::DaemonInfo* response) override;
+  grpc::ServerUnaryReactor* Probe(grpc::CallbackServerContext* context,
+                                  const v1::ProbeRequest* request,
+                                  v1::ProbeReply* response) override;
 
  private:
   absl::StatusOr<JobSpec> MakeSpec(const grpc::CallbackServerContext& context,

@@ -94,6 +94,7 @@ absl::Status PrefillServer::Init() {
       control_options,
       ControlService::Parts{engine_.get(), tcp_.get(), parts_.clock, metrics_.get(), identity_,
                             incarnation_, [this] { return draining_.load(); }});
+  probe_ = std::make_unique<ProbeHost>(ProbeHost::Options{}, tcp_.get(), parts_.clock);
   PrefillService::Parts service_parts{engine_.get(),
                                       control_.get(),
                                       parts_.clock,
@@ -101,7 +102,8 @@ absl::Status PrefillServer::Init() {
                                       identity_,
                                       incarnation_,
                                       options_.request_timeout,
-                                      [this] { return Info(); }};
+                                      [this] { return Info(); },
+                                      probe_.get()};
   prefill_ = std::make_unique<PrefillService>(std::move(service_parts));
 
   rpc::ServerOptions rpc_options;
@@ -171,6 +173,7 @@ PrefillServer::~PrefillServer() {
   const absl::Status reason = base::Unavailable("prefilld is stopping");
   if (engine_ != nullptr) engine_->Stop();
   if (control_ != nullptr) control_->Stop(reason);
+  if (probe_ != nullptr) probe_->Stop();
   if (prefill_ != nullptr) prefill_->Flush(kFlushGrace);
   if (rpc_ != nullptr) rpc_->Shutdown(base::Duration(0));
   tcp_.reset();
@@ -188,6 +191,7 @@ void PrefillServer::WatchLoop() {
       if (!stop_) wake_.WaitFor(mutex_, kWatchInterval);
       if (stop_) return;
     }
+    probe_->Tick();
     const bool now = engine_->stuck();
     if (now == stuck) continue;
     stuck = now;

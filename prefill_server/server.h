@@ -21,6 +21,7 @@
 #include "prefill_server/identity.h"
 #include "prefill_server/options.h"
 #include "prefill_server/prefill_service.h"
+#include "prefill_server/probe_host.h"
 
 namespace smartgen::prefill_server {
 
@@ -74,6 +75,7 @@ class PrefillServer {
   std::unique_ptr<PrefillEngine> engine_;
   std::unique_ptr<channel::TcpEngine> tcp_;
   std::unique_ptr<ControlService> control_;
+  std::unique_ptr<ProbeHost> probe_;
   std::unique_ptr<PrefillService> prefill_;
   std::unique_ptr<rpc::Server> rpc_;
   std::unique_ptr<metrics::MetricsServer> metrics_server_;

@@ -31,6 +31,7 @@ int Detokenize(const Args& args);
 int Render(const Args& args);
 int Bench(const Args& args);
 int Profile(const Args& args);
+int Calibrate(const Args& args);
 int Up(const Args& args);
 int Chat(const Args& args);
 int Config(const Args& args);
