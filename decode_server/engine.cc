@@ -26,7 +26,12 @@ DecodeEngine::DecodeEngine(Options options, Parts parts, bool start_thread)
       hot_(std::make_unique<Hot>(*parts.metrics)),
       watchdog_(parts.clock, options.watchdog),
       mailbox_(std::make_shared<base::Mailbox>()),
-      logits_(static_cast<size_t>(options.max_batch) * parts.executor->config().vocab_size) {
+      logits_(static_cast<size_t>(options.max_batch) * parts.executor->config().vocab_size),
+      placement_({.layers = parts.pool->layout().num_layers(),
+                  .kv_bytes_per_token = parts.pool->layout().TokenBytes(),
+                  .max_prefill_tokens = options.max_prefill_tokens,
+                  .local_chunk_tokens = options.local_chunk_tokens},
+                 parts.costs) {
   if (start_thread) thread_ = std::thread([this] { Run(); });
 }
 
@@ -152,6 +157,12 @@ void DecodeEngine::CollectMetrics() {
   // Pages that several share are counted with each; what is left over is the cache's.
   hot_->pages_cached.Set(
       static_cast<double>(std::max<int64_t>(parts_.pool->total_pages() - free - used, 0)));
+  if (parts_.costs == nullptr) return;
+  const auto ratio = [this](const char* kind) -> metrics::Gauge& {
+    return parts_.metrics->GetGauge("prediction_ratio", {{"kind", kind}});
+  };
+  ratio("prefill").Set(parts_.costs->prefill_ratio());
+  ratio("step").Set(parts_.costs->step_ratio());
 }
 
 void DecodeEngine::Run() {
@@ -209,8 +220,10 @@ void DecodeEngine::RunLocalChunk() {
   const bool last = request->local_done + length == request->length();
   const std::span<float> logits = std::span<float>(logits_).first(
       last ? static_cast<size_t>(parts_.executor->config().vocab_size) : 0);
+  const base::TimePoint begin = parts_.clock->Now();
   const absl::Status status = ComputeChunk(*request, length, logits);
   if (!status.ok()) return Fail(request, request->cancelled() ? request->cancel_reason() : status);
+  placement_.Computed(length, request->local_done, base::ToSeconds(parts_.clock->Now() - begin));
   const bool again = request->stats.preemptions > 0 || request->generated() > 0;
   (again ? hot_->recomputed_tokens : hot_->local_tokens).Add(static_cast<double>(length));
   request->local_done += length;
@@ -360,11 +373,26 @@ executor::DecodeSlot DecodeEngine::MakeSlot(const Share& share, std::span<float>
 absl::Status DecodeEngine::RunSlots(std::span<const executor::DecodeSlot> slots) {
   const bool selects = std::any_of(slots.begin(), slots.end(),
                                    [](const auto& slot) { return slot.read != nullptr; });
-  if (!selects) return parts_.executor->Decode(slots);
+  if (!selects) {
+    const base::TimePoint begin = parts_.clock->Now();
+    RETURN_IF_ERROR(parts_.executor->Decode(slots));
+    LearnStep(slots, base::ToSeconds(parts_.clock->Now() - begin));
+    return absl::OkStatus();
+  }
   ASSIGN_OR_RETURN(const auto run, parts_.executor->StartStep(slots));
   ASSIGN_OR_RETURN(const auto state, run->Advance());
   if (state == executor::StepRun::State::kDone) return absl::OkStatus();
   return base::Internal("a step whose KV is all here would wait");
+}
+
+void DecodeEngine::LearnStep(std::span<const executor::DecodeSlot> slots, double seconds) {
+  int64_t context = 0;
+  for (const executor::DecodeSlot& slot : slots) {
+    if (slot.layer_begin != 0 || slot.layer_end >= 0) return;  // a part of a step
+    context += slot.position;
+  }
+  const auto batch = static_cast<int64_t>(slots.size());
+  placement_.Stepped(batch, context / batch, seconds);
 }
 
 void DecodeEngine::FinishShare(const Share& share, const absl::Status& status,

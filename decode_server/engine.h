@@ -24,6 +24,7 @@
 #include "common/kv/prefix_cache.h"
 #include "common/metrics/metrics.h"
 #include "common/selector/selector_set.h"
+#include "decode_server/placement.h"
 #include "decode_server/remote_prefill.h"
 #include "decode_server/request.h"
 
@@ -55,6 +56,7 @@ class DecodeEngine {
     const base::Clock* clock;
     metrics::Metrics* metrics;
     selector::SelectorSet* selectors;
+    transfer::CostModel* costs = nullptr;  // of a calibration
   };
   struct Load {
     int64_t waiting = 0;
@@ -99,6 +101,8 @@ class DecodeEngine {
   void Admit();
   bool ReserveRoom(Request& request);
   void BeginPrefill(const RequestPtr& request);
+  // Mode auto: the calibration says that the second token comes sooner without a prefill instance.
+  bool SoonerHere(const Request& request) const;
   void Preempt(const RequestPtr& request);
   bool GrowOrPreempt(const RequestPtr& request);
   // engine_remote.cc
@@ -172,6 +176,7 @@ class DecodeEngine {
   std::optional<Share> ShareOfHandover(const RequestPtr& request);
   executor::DecodeSlot MakeSlot(const Share& share, std::span<float> logits);
   absl::Status RunSlots(std::span<const executor::DecodeSlot> slots);
+  void LearnStep(std::span<const executor::DecodeSlot> slots, double seconds);
   void FinishShare(const Share& share, const absl::Status& status, std::span<float> logits);
   // False if the request has ended.
   bool SampleAndDeliver(const RequestPtr& request, std::span<float> logits);
@@ -202,6 +207,7 @@ class DecodeEngine {
   std::deque<RequestPtr> local_;    // kLocalPrefill, taking turns
   std::vector<std::shared_ptr<Cohort>> cohorts_;
   std::vector<float> logits_;  // max_batch rows
+  Placement placement_;
 
   std::thread thread_;
 };

@@ -53,14 +53,41 @@ void DecodeEngine::BeginPrefill(const RequestPtr& request) {
   request->prefill_started = parts_.clock->Now();
   const Mode mode = request->spec.mode;
   const int64_t lacking = request->length() - request->sequence->prefix_tokens();
-  const bool local = request->force_local || mode == Mode::kLocal ||
-                     (mode == Mode::kAuto &&
-                      (!parts_.directory->configured() || lacking < options_.local_below_tokens));
+  const bool local =
+      request->force_local || mode == Mode::kLocal ||
+      (mode == Mode::kAuto && (!parts_.directory->configured() ||
+                               lacking < options_.local_below_tokens || SoonerHere(*request)));
   if (local) {
     StartLocal(request);
   } else {
     TryRemote(request);
   }
+}
+
+bool DecodeEngine::SoonerHere(const Request& request) const {
+  if (!placement_.known()) return false;
+  const std::vector<std::string> peers = parts_.directory->Healthy(request.spec.prefill_ranking);
+  if (peers.empty()) return false;  // counted as a fallback
+  const base::TimePoint now = parts_.clock->Now();
+  Placement::Load load;
+  for (const auto& other : active_) {
+    if (other.get() == &request) continue;
+    const int64_t cached = other->sequence->prefix_tokens();
+    switch (other->state()) {
+      case RequestState::kLocalPrefill:
+        load.local.push_back({other->length() - other->local_done, other->local_done, 0});
+        break;
+      case RequestState::kRemotePrefill:
+        if (other->remote.address != peers.front()) break;
+        load.remote.push_back(
+            {other->length() - cached, cached, base::ToSeconds(now - other->prefill_started)});
+        break;
+      default:
+        ++load.streams;
+    }
+  }
+  const int64_t cached = request.sequence->prefix_tokens();
+  return placement_.KeepHere(request.length() - cached, cached, peers.front(), load, now);
 }
 
 // Room for the token whose KV the next step writes.

@@ -87,10 +87,12 @@ AttemptEvents DecodeEngine::MakeEvents(const RequestPtr& request) {
     });
   };
   AttemptEvents events;
-  events.on_started = [this, post, request](int64_t cached, double) {
-    post([this, request, cached] {
+  events.on_started = [this, post, request](int64_t cached, double queued) {
+    post([this, request, cached, queued] {
       request->remote.started = true;
+      request->remote.cached = cached;
       request->remote.renewed_at = parts_.clock->Now();
+      placement_.Queued(request->remote.address, queued, parts_.clock->Now());
       request->stats.cached_tokens =
           std::max(request->stats.cached_tokens, std::min(cached, request->stats.prompt_tokens));
     });
@@ -192,7 +194,9 @@ void DecodeEngine::OnToken(const RequestPtr& request, const sampling::SampledTok
   }
 }
 
-void DecodeEngine::OnDone(const RequestPtr& request, bool transfer, double) {
+void DecodeEngine::OnDone(const RequestPtr& request, bool transfer, double seconds) {
+  const int64_t computed = request->remote.prompt_end - request->remote.cached;
+  placement_.ComputedRemotely(request->remote.address, computed, request->remote.cached, seconds);
   const RequestState state = request->state();
   const bool waits = state == RequestState::kReceiving || state == RequestState::kHandover ||
                      state == RequestState::kReading;

@@ -39,6 +39,8 @@ void Options::Bind(config::Binder& b) {
           "chunk of a local prefill while others run or wait");
   b.Field("local_below_tokens", &local_below_tokens,
           "mode auto: prompts with fewer tokens to compute stay here");
+  b.Field("calibration", &calibration,
+          "file of smartgen calibrate, made on this machine; empty: none");
   b.Field("max_attempts", &max_attempts, "prefill instances tried for a request");
   b.Field("local_fallback", &local_fallback,
           "prefill here what no prefill instance could; false: such requests are UNAVAILABLE");

@@ -39,6 +39,9 @@ struct Options {
   int max_prefill_tokens = 2048;   // chunk of a local prefill when nobody else is here
   int local_chunk_tokens = 256;    // and while others run or wait, so that they get on
   int64_t local_below_tokens = 0;  // auto: prompts with fewer tokens to compute are prefilled here
+  // File that smartgen calibrate made on this machine, with --peer for each prefill instance: mode
+  // auto keeps prompts here whose second token comes sooner so. Empty: none.
+  std::string calibration;
   int max_attempts = 3;        // prefill instances tried for a request before it is prefilled here
   bool local_fallback = true;  // false: a request that none of them could serve is UNAVAILABLE
   bool checksum = true;        // ask for XXH3 over every KV message, refuse messages without

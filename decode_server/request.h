@@ -165,6 +165,7 @@ class Request {
     uint64_t number = 0;  // tells events of this attempt from those of an earlier one
     std::string address;
     bool started = false;      // it left the prefill side's queue: it has a lease
+    int64_t cached = 0;        // of the prompt's tokens, by the prefill side
     int64_t prompt_end = 0;    // KV of tokens before comes, the rest is born
     bool kv_complete = false;  // of tokens before prompt_end
     PlanInfo plan;

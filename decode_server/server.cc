@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/cpu.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
 #include "common/base/memory.h"
 #include "common/config/version.h"
 #include "common/rpc/convert.h"
 #include "common/selector/parameters.h"
+#include "common/transfer/calibration.h"
 
 namespace smartgen::decode_server {
 namespace {
@@ -39,6 +41,7 @@ DecodeServer::DecodeServer(const Options& options, Parts parts)
 absl::Status DecodeServer::Init() {
   RETURN_IF_ERROR(InitPool());
   RETURN_IF_ERROR(InitSelectors());
+  RETURN_IF_ERROR(InitCosts());
   RETURN_IF_ERROR(InitPairings());
   InitEngine();
   RETURN_IF_ERROR(InitServices());
@@ -74,6 +77,23 @@ absl::Status DecodeServer::InitPool() {
   cache_options.salt =
       fmt::format("{}/{}/{}", parts_.model_fingerprint, compute_, kv::DTypeName(layout_.dtype));
   prefix_cache_ = std::make_unique<kv::PrefixCache>(pool_.get(), cache_options);
+  return absl::OkStatus();
+}
+
+absl::Status DecodeServer::InitCosts() {
+  ASSIGN_OR_RETURN(costs_, transfer::LoadCostModel(options_.calibration,
+                                                   {.model_fingerprint = parts_.model_fingerprint,
+                                                    .compute = compute_,
+                                                    .cpu = base::CpuName(),
+                                                    .threads = parts_.executor->threads()}));
+  if (costs_ == nullptr) return absl::OkStatus();
+  for (const std::string& peer : options_.prefill) {
+    if (costs_->Link(peer).round_trip_seconds > 0) continue;
+    SMARTGEN_LOG(warn, "server",
+                 "calibration {}: the way from {} was not measured (smartgen calibrate --peer {}): "
+                 "no prompt is kept here because of it",
+                 options_.calibration, peer, peer);
+  }
   return absl::OkStatus();
 }
 
@@ -130,7 +150,7 @@ void DecodeServer::InitEngine() {
   engine_ = std::make_unique<DecodeEngine>(
       engine_options,
       DecodeEngine::Parts{parts_.executor.get(), pool_.get(), prefix_cache_.get(), pairings_.get(),
-                          parts_.clock, metrics_.get(), selectors_.get()});
+                          parts_.clock, metrics_.get(), selectors_.get(), costs_.get()});
   metrics_->OnCollect([this] { engine_->CollectMetrics(); });
 }
 

@@ -16,6 +16,7 @@
 #include "common/kv/prefix_cache.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/server.h"
+#include "common/transfer/cost_model.h"
 #include "decode_server/decode_service.h"
 #include "decode_server/engine.h"
 #include "decode_server/options.h"
@@ -58,6 +59,7 @@ class DecodeServer {
   absl::Status Init();
   absl::Status InitPool();
   absl::Status InitSelectors();
+  absl::Status InitCosts();
   absl::Status InitPairings();
   void InitEngine();
   absl::Status InitServices();
@@ -76,6 +78,7 @@ class DecodeServer {
   std::unique_ptr<kv::KvPool> pool_;
   std::unique_ptr<kv::PrefixCache> prefix_cache_;
   std::unique_ptr<channel::TcpEngine> tcp_;
+  std::unique_ptr<transfer::CostModel> costs_;  // null: no calibration
   std::unique_ptr<PairingManager> pairings_;
   std::unique_ptr<selector::SelectorSet> selectors_;
   std::unique_ptr<DecodeEngine> engine_;

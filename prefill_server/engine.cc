@@ -410,7 +410,8 @@ void PrefillEngine::FinishPrompt(const std::shared_ptr<Job>& job, std::span<floa
   std::erase(running_, job);
   job->Advance(JobState::kEnded);
   job->SetComputed();
-  parts_.planner->speed().Learn(job->tokens() - job->cached_tokens, job->compute_seconds);
+  parts_.planner->Learn(job->tokens() - job->cached_tokens, job->cached_tokens,
+                        job->compute_seconds);
   if (transfer) job->spec.link->PromptDone(job->spec.id);
   job->listener->FirstToken(*token);
   job->listener->Done(transfer, seconds);
@@ -465,6 +466,9 @@ void PrefillEngine::CollectMetrics() {
   hot_->running.Set(static_cast<double>(now.running));
   hot_->waiting.Set(static_cast<double>(now.queued));
   hot_->leases.Set(static_cast<double>(now.leases));
+  if (const transfer::CostModel* costs = parts_.planner->costs(); costs != nullptr) {
+    parts_.metrics->GetGauge("prediction_ratio", {{"kind", "prefill"}}).Set(costs->prefill_ratio());
+  }
 }
 
 }  // namespace smartgen::prefill_server

@@ -27,6 +27,8 @@ void Options::Bind(config::Binder& b) {
   b.Field("max_peers", &max_peers, "decode instances that may pair");
   b.Field("handover_share", &handover_share,
           "share of the time for decode steps of others while prompts are to be computed");
+  b.Field("calibration", &calibration,
+          "file of smartgen calibrate, made on this machine; empty: none");
   b.Field("profile", &profile, "file of smartgen profile; empty: built in, or a guess");
   b.Field("selector_parameters", &selector_parameters,
           "file or folder that smartgen profile trained; the same on both sides");

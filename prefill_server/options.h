@@ -31,6 +31,8 @@ struct Options {
   int max_peers = 64;             // decode instances
   // Share of the time that decode steps of others may take here while prompts are to be computed.
   double handover_share = 0.2;
+  // File that smartgen calibrate made on this machine; empty: prompts' times are learnt.
+  std::string calibration;
   // File that smartgen profile made; empty: the built-in one of the model, or a guess.
   std::string profile;
   // File or folder of trained selector parameters (smartgen profile --train-hash, --train-skew);

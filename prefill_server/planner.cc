@@ -47,6 +47,16 @@ void PrefillSpeed::Learn(int64_t tokens, double seconds) {
   mean = mean > 0 ? mean + kNew * (value - mean) : value;
 }
 
+double TransferPlanner::PrefillSeconds(int64_t tokens, int64_t cached) const {
+  const double calibrated = costs_ == nullptr ? 0 : costs_->PrefillSeconds(tokens, cached);
+  return calibrated > 0 ? calibrated : speed_.Predict(tokens);
+}
+
+void TransferPlanner::Learn(int64_t tokens, int64_t cached, double seconds) const {
+  if (costs_ != nullptr) costs_->LearnPrefill(tokens, cached, seconds);
+  speed_.Learn(tokens, seconds);
+}
+
 DeliveryPlan TransferPlanner::Plan(const Input& input) const {
   DeliveryPlan plan;
   plan.mode = input.mode;
@@ -62,7 +72,7 @@ DeliveryPlan TransferPlanner::Plan(const Input& input) const {
     per_layer = std::max(per_layer, count);
   }
   const int64_t computed = input.tokens - input.prefill_cached;
-  plan.prefill_seconds = speed_.Predict(computed);
+  plan.prefill_seconds = PrefillSeconds(computed, input.prefill_cached);
   const double bytes =
       static_cast<double>((input.tokens - input.decode_cached) * layout_.TokenBytes());
   if (input.link.bytes_per_second > 0) {

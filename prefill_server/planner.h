@@ -4,10 +4,12 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "common/base/mutex.h"
 #include "common/kv/layout.h"
+#include "common/transfer/cost_model.h"
 #include "common/transfer/profile.h"
 #include "prefill_server/job.h"
 
@@ -34,9 +36,13 @@ class TransferPlanner {
     // share of all.
     double unknown_share = 0.2;
   };
-  // `profile` must be for the layout's number of layers.
-  TransferPlanner(Options options, const kv::KvLayout& layout, transfer::Profile profile)
-      : options_(options), layout_(layout), profile_(std::move(profile)) {}
+  // `profile` must be for the layout's number of layers. `costs`: of a calibration; null: none.
+  TransferPlanner(Options options, const kv::KvLayout& layout, transfer::Profile profile,
+                  std::unique_ptr<transfer::CostModel> costs = nullptr)
+      : options_(options),
+        layout_(layout),
+        profile_(std::move(profile)),
+        costs_(std::move(costs)) {}
 
   struct Input {
     int64_t tokens = 0;
@@ -53,13 +59,19 @@ class TransferPlanner {
   };
   DeliveryPlan Plan(const Input& input) const;
 
-  PrefillSpeed& speed() const { return speed_; }
+  // T_p of `tokens` tokens after `cached`: by the calibration, else from prompts that were computed
+  // (PrefillSpeed). 0: not known.
+  double PrefillSeconds(int64_t tokens, int64_t cached) const;
+  // A prompt took so long.
+  void Learn(int64_t tokens, int64_t cached, double seconds) const;
+  const transfer::CostModel* costs() const { return costs_.get(); }
   const transfer::Profile& profile() const { return profile_; }
 
  private:
   const Options options_;
   const kv::KvLayout layout_;
   const transfer::Profile profile_;
+  const std::unique_ptr<transfer::CostModel> costs_;
   mutable PrefillSpeed speed_;
 };
 

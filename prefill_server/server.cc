@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/cpu.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
 #include "common/base/memory.h"
@@ -10,6 +11,7 @@
 #include "common/rpc/convert.h"
 #include "common/selector/parameters.h"
 #include "common/transfer/built_in_profiles.h"
+#include "common/transfer/calibration.h"
 
 namespace smartgen::prefill_server {
 namespace {
@@ -145,8 +147,14 @@ absl::Status PrefillServer::InitPlanner() {
     source = "built in";
   }
   SMARTGEN_LOG(info, "server", "profile={}", source);
+  ASSIGN_OR_RETURN(auto costs,
+                   transfer::LoadCostModel(options_.calibration,
+                                           {.model_fingerprint = identity_.model_fingerprint,
+                                            .compute = identity_.compute,
+                                            .cpu = base::CpuName(),
+                                            .threads = parts_.executor->threads()}));
   planner_ = std::make_unique<TransferPlanner>(TransferPlanner::Options{}, identity_.layout,
-                                               std::move(profile));
+                                               std::move(profile), std::move(costs));
   std::vector<int> query_heads;
   for (const model::LayerConfig& layer : parts_.executor->config().layers) {
     query_heads.push_back(layer.num_heads);

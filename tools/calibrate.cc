@@ -155,7 +155,7 @@ absl::StatusOr<Calibration> Measure(const Options& options) {
                          .compute = std::string(executor::ComputeTypeName(executor->compute())),
                          .cpu = base::CpuName(),
                          .threads = executor->threads()};
-  calibration.model_name = model->config().name;
+  calibration.model_name = model->config().name.empty() ? options.model : model->config().name;
   calibration.max_prefill_tokens = options.max_prefill_tokens;
   calibration.layers = layout.num_layers();
   calibration.kv_bytes_per_token = layout.TokenBytes();

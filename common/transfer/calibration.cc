@@ -209,4 +209,14 @@ absl::Status Calibration::Save(const std::string& path) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<CostModel>> LoadCostModel(const std::string& path,
+                                                         const Calibration::Subject& ours) {
+  if (path.empty()) return std::unique_ptr<CostModel>();
+  ASSIGN_OR_RETURN(const Calibration calibration, Calibration::Load(path));
+  RETURN_IF_ERROR(base::Annotate(calibration.CheckFor(ours), path));
+  auto model = CostModel::Create(calibration.points);
+  if (!model.ok()) return base::Annotate(model.status(), path);
+  return model;
+}
+
 }  // namespace smartgen::transfer

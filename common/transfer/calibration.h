@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "common/base/status.h"
@@ -40,5 +41,10 @@ struct Calibration {
   // Written beside and renamed, so that a reader never sees half a file. Checks first.
   absl::Status Save(const std::string& path) const;
 };
+
+// The model of a daemon's `calibration` file; null for an empty path. Errors as Load, CheckFor and
+// CostModel::Create, with the path.
+absl::StatusOr<std::unique_ptr<CostModel>> LoadCostModel(const std::string& path,
+                                                         const Calibration::Subject& ours);
 
 }  // namespace smartgen::transfer

@@ -113,7 +113,7 @@ class EngineTest : public ::testing::Test {
     engine_ = std::make_unique<DecodeEngine>(
         options_,
         DecodeEngine::Parts{executor_.get(), pool_.get(), cache_.get(), &directory_, &clock_,
-                            metrics_.get(), selectors_.get()},
+                            metrics_.get(), selectors_.get(), costs_.get()},
         false);
   }
   GenerateSpec Spec(int tokens, int64_t max_tokens, Mode mode = Mode::kFull, int salt = 1) {
@@ -175,6 +175,7 @@ class EngineTest : public ::testing::Test {
   std::unique_ptr<kv::KvPool> pool_;
   std::unique_ptr<kv::PrefixCache> cache_;
   std::unique_ptr<selector::SelectorSet> selectors_;
+  std::unique_ptr<transfer::CostModel> costs_;
   std::unique_ptr<DecodeEngine> engine_;
   std::vector<std::shared_ptr<Request>> requests_;
 };
@@ -354,6 +355,30 @@ TEST_F(EngineTest, AVeryShortPromptStaysHereInAutoMode) {
   EXPECT_TRUE(listener->finished);
   EXPECT_THAT(directory_.addresses, IsEmpty());
   EXPECT_EQ(listener->stats.fallback_reason, "");
+}
+
+// 1 ms a token here and there, 10 ms to a:1 and back: up to some 100 tokens local is sooner.
+TEST_F(EngineTest, ACalibrationKeepsPromptsHereThatAreSoonerHere) {
+  const transfer::CostPoints points{.prefill = {{10, 0, 0.01, false}, {1000, 0, 1, false}},
+                                    .steps = {{1, 10, 0.01, false}, {2, 10, 0.01, false}},
+                                    .links = {{"a:1", 1e6, 0.01}}};
+  costs_ = *transfer::CostModel::Create(points);
+  directory_.healthy = {"a:1", "b:1"};
+  Make();
+  const auto sooner = Submit(Spec(40, 2, Mode::kAuto, 1));
+  RunAll();
+  EXPECT_TRUE(sooner->finished);
+  EXPECT_EQ(sooner->stats.mode, Mode::kLocal);
+  EXPECT_EQ(sooner->stats.fallback_reason, "");
+  EXPECT_THAT(directory_.addresses, IsEmpty());
+  Submit(Spec(400, 2, Mode::kAuto, 2));
+  engine_->Step();
+  EXPECT_THAT(directory_.addresses, ElementsAre("a:1"));
+  GenerateSpec ranked = Spec(40, 2, Mode::kAuto, 3);
+  ranked.prefill_ranking = {"b:1"};
+  Submit(std::move(ranked));
+  engine_->Step();
+  EXPECT_THAT(directory_.addresses, ElementsAre("a:1", "b:1")) << "the way to b:1 is not known";
 }
 
 TEST_F(EngineTest, WithoutLocalFallbackWhatNoInstanceCanServeIsUnavailable) {

@@ -28,7 +28,7 @@ TransferPlanner::Input FourToOne(const TransferPlanner& planner, int layers, int
   input.tokens = tokens;
   input.chunk_tokens = tokens;
   input.mode = mode;
-  planner.speed().Learn(tokens, 1.0);
+  planner.Learn(tokens, 0, 1.0);
   input.link.bytes_per_second = static_cast<double>(tokens * Layout(layers).TokenBytes()) / 4;
   return input;
 }
@@ -48,6 +48,29 @@ TEST(PrefillSpeedTest, PredictsFromTheNearestLengthAndFollowsChanges) {
   EXPECT_DOUBLE_EQ(speed.Predict(500), 1);
   for (int i = 0; i < 30; ++i) speed.Learn(1000, 4);
   EXPECT_NEAR(speed.Predict(1000), 4, 0.01);
+}
+
+// 1 ms a token, after any prefix.
+std::unique_ptr<transfer::CostModel> Calibrated() {
+  return *transfer::CostModel::Create({.prefill = {{10, 0, 0.01, false}, {1000, 0, 1, false}}});
+}
+
+TEST(PlannerTest, ACalibrationIsBelievedFromTheFirstPromptOnAndCorrected) {
+  const TransferPlanner planner({}, Layout(4), transfer::Profile::Prior(4), Calibrated());
+  EXPECT_NEAR(planner.PrefillSeconds(300, 100), 0.3, 1e-9);
+  TransferPlanner::Input input;
+  input.tokens = 400;
+  input.prefill_cached = 100;
+  EXPECT_NEAR(planner.Plan(input).prefill_seconds, 0.3, 1e-9);
+  for (int i = 0; i < 40; ++i) planner.Learn(300, 100, 0.6);
+  EXPECT_NEAR(planner.PrefillSeconds(600, 0), 1.2, 0.01);
+}
+
+TEST(PlannerTest, WithoutACalibrationPromptsThatWereComputedTell) {
+  const TransferPlanner planner = Planner(4);
+  EXPECT_EQ(planner.PrefillSeconds(300, 0), 0);
+  planner.Learn(300, 0, 0.6);
+  EXPECT_NEAR(planner.PrefillSeconds(300, 100), 0.6, 1e-9);
 }
 
 TEST(PlannerTest, BudgetIsThePapers) {

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "common/base/log.h"
 #include "tools/calibration_report.h"
 #include "tools/command.h"
 
@@ -31,6 +32,8 @@ Result RunCalibrate(const Args& args) {
 
 class CalibrateTest : public testing::Test {
  protected:
+  // On standard error, as in the tool.
+  void SetUp() override { ASSERT_TRUE(base::InitLogging("test", "warn", "text").ok()); }
   void TearDown() override { std::remove(path_.c_str()); }
   // A model of two layers: what is measured means nothing, so noise is allowed.
   Args Quick(Args more = {}) const {
@@ -57,6 +60,7 @@ TEST_F(CalibrateTest, WritesAFileThatShowPrints) {
   ASSERT_TRUE(calibration.ok()) << calibration.status();
   EXPECT_EQ(calibration->subject.compute, "f32");
   EXPECT_EQ(calibration->subject.threads, 1);
+  EXPECT_THAT(calibration->model_name, HasSubstr("arch_llama"));
   EXPECT_EQ(calibration->layers, 2);
   // 2 layers, 2 KV heads of 16 values, K and V, 4 bytes each.
   EXPECT_EQ(calibration->kv_bytes_per_token, 2 * 2 * 16 * 2 * 4);

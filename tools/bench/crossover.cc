@@ -18,7 +18,8 @@ using Json = nlohmann::ordered_json;
 constexpr Command kCommand = {
     "bench crossover",
     "[--bandwidths 20,100,500] [--lengths 1024] [--prefill-threads N] [-- DAEMON OVERRIDES]",
-    "time to the second token of a local prefill against a remote one, predicted and measured",
+    "time to the second token of a local prefill against a remote one, predicted and measured; "
+    "with --calibration FILE predicted alone, for any length and bandwidth",
     nullptr};
 // prefilld's default of max_prefill_tokens.
 constexpr int kChunkTokens = 2048;
@@ -171,6 +172,7 @@ absl::Status RunCrossover(const Options& options, const BenchPlan& plan) {
 }  // namespace
 
 int Crossover(const Args& args) {
+  if (AsksForForecast(args)) return CrossoverForecast(args);
   Options options;
   const Parsed parsed = ParseFlags(
       kCommand, args, [&](config::Binder& b) { options.Bind(b); }, 0, 1000);
