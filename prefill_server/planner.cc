@@ -57,6 +57,13 @@ void TransferPlanner::Learn(int64_t tokens, int64_t cached, double seconds) cons
   speed_.Learn(tokens, seconds);
 }
 
+const transfer::Profile& TransferPlanner::ProfileFor(std::string_view selector) const {
+  const auto found = std::find_if(
+      profiles_.begin(), profiles_.end(),
+      [&](const transfer::Profile& profile) { return profile.origin().selector == selector; });
+  return found != profiles_.end() ? *found : profiles_.front();
+}
+
 DeliveryPlan TransferPlanner::Plan(const Input& input) const {
   DeliveryPlan plan;
   plan.mode = input.mode;
@@ -105,7 +112,7 @@ DeliveryPlan TransferPlanner::Plan(const Input& input) const {
   plan.budget_blocks = result.total_blocks;
   blocks.push_blocks = result.push_blocks;
 
-  transfer::TransferPlan ranked = transfer::MakePlan(profile_, blocks);
+  transfer::TransferPlan ranked = transfer::MakePlan(ProfileFor(input.transfer.selector), blocks);
   plan.pushed_blocks = ranked.pushed;
   plan.order = std::move(ranked.order);
   if (input.mode == Mode::kPartial || !input.transfer.profile) {

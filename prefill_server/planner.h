@@ -5,7 +5,9 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "common/base/mutex.h"
 #include "common/kv/layout.h"
@@ -36,12 +38,15 @@ class TransferPlanner {
     // share of all.
     double unknown_share = 0.2;
   };
-  // `profile` must be for the layout's number of layers. `costs`: of a calibration; null: none.
-  TransferPlanner(Options options, const kv::KvLayout& layout, transfer::Profile profile,
+  // What a selector chooses is told best by a profile that was made with it: a request's is the
+  // first of that selector, or else the first of all. At least one; each for the layout's number of
+  // layers. `costs`: of a calibration; null: none.
+  TransferPlanner(Options options, const kv::KvLayout& layout,
+                  std::vector<transfer::Profile> profiles,
                   std::unique_ptr<transfer::CostModel> costs = nullptr)
       : options_(options),
         layout_(layout),
-        profile_(std::move(profile)),
+        profiles_(std::move(profiles)),
         costs_(std::move(costs)) {}
 
   struct Input {
@@ -65,12 +70,12 @@ class TransferPlanner {
   // A prompt took so long.
   void Learn(int64_t tokens, int64_t cached, double seconds) const;
   const transfer::CostModel* costs() const { return costs_.get(); }
-  const transfer::Profile& profile() const { return profile_; }
+  const transfer::Profile& ProfileFor(std::string_view selector) const;
 
  private:
   const Options options_;
   const kv::KvLayout layout_;
-  const transfer::Profile profile_;
+  const std::vector<transfer::Profile> profiles_;
   const std::unique_ptr<transfer::CostModel> costs_;
   mutable PrefillSpeed speed_;
 };

@@ -135,16 +135,20 @@ absl::Status PrefillServer::Init() {
 
 absl::Status PrefillServer::InitPlanner() {
   const int layers = identity_.layout.num_layers();
-  transfer::Profile profile = transfer::Profile::Prior(layers);
-  std::string source = "none: sinks, recency and the dense layers are pushed first";
+  std::vector<transfer::Profile> profiles;
+  std::string source = options_.profile;
   if (!options_.profile.empty()) {
-    ASSIGN_OR_RETURN(profile, transfer::Profile::Load(options_.profile));
+    ASSIGN_OR_RETURN(transfer::Profile profile, transfer::Profile::Load(options_.profile));
     RETURN_IF_ERROR(base::Annotate(profile.CheckFor(identity_.model_fingerprint, layers),
                                    fmt::format("profile {}", options_.profile)));
-    source = options_.profile;
-  } else if (auto built_in = transfer::BuiltInProfile(identity_.model_fingerprint, layers)) {
-    profile = std::move(*built_in);
-    source = "built in";
+    profiles.push_back(std::move(profile));
+  } else {
+    profiles = transfer::BuiltInProfiles(identity_.model_fingerprint, layers);
+    source = fmt::format("{} built in", profiles.size());
+  }
+  if (profiles.empty()) {
+    profiles.push_back(transfer::Profile::Prior(layers));
+    source = "none: sinks, recency and the dense layers are pushed first";
   }
   SMARTGEN_LOG(info, "server", "profile={}", source);
   ASSIGN_OR_RETURN(auto costs,
@@ -154,7 +158,7 @@ absl::Status PrefillServer::InitPlanner() {
                                             .cpu = base::CpuName(),
                                             .threads = parts_.executor->threads()}));
   planner_ = std::make_unique<TransferPlanner>(TransferPlanner::Options{}, identity_.layout,
-                                               std::move(profile), std::move(costs));
+                                               std::move(profiles), std::move(costs));
   std::vector<int> query_heads;
   for (const model::LayerConfig& layer : parts_.executor->config().layers) {
     query_heads.push_back(layer.num_heads);

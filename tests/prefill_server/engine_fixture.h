@@ -93,7 +93,8 @@ class EngineTest : public ::testing::Test {
     options_.chunk_tokens = 32;
     options_.lease = std::chrono::seconds(30);
     planner_ = std::make_unique<TransferPlanner>(
-        TransferPlanner::Options{}, layout, transfer::Profile::Prior(executor_options_.layers));
+        TransferPlanner::Options{}, layout,
+        std::vector<transfer::Profile>{transfer::Profile::Prior(executor_options_.layers)});
     selectors_ = std::make_unique<selector::SelectorSet>(
         layout,
         std::vector<int>(static_cast<size_t>(executor_options_.layers), executor_options_.kv_heads),

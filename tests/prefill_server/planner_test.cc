@@ -18,7 +18,7 @@ kv::KvLayout Layout(int layers) {
 }
 
 TransferPlanner Planner(int layers) {
-  return TransferPlanner({}, Layout(layers), transfer::Profile::Prior(layers));
+  return TransferPlanner({}, Layout(layers), {transfer::Profile::Prior(layers)});
 }
 
 // T_p = 1 s and T_t = 4 s for a prompt of `tokens`, computed in one chunk.
@@ -155,6 +155,24 @@ TEST(PlannerTest, WithoutSpeculationNothingFollows) {
   auto input = FourToOne(planner, 8, 4096, Mode::kSmartGen);
   input.transfer.speculation = false;
   EXPECT_FALSE(planner.Plan(input).deliver_rest);
+}
+
+TEST(TransferPlannerTest, ARequestsPlanFollowsTheProfileOfItsSelector) {
+  // Two layers that are always sent and one whose important block is another for each selector.
+  const auto profile = [](const std::string& selector, int block) {
+    std::vector<transfer::Profile::Row> rows(3);
+    rows[2][block] = 1;
+    return *transfer::Profile::Create(std::move(rows), {.selector = selector});
+  };
+  const TransferPlanner planner({}, Layout(3), {profile("quest", 10), profile("infinigen", 20)});
+  auto input = FourToOne(planner, 3, 2048, Mode::kSmartGen);
+  const auto first_of_layer_two = [&](const std::string& selector) {
+    input.transfer.selector = selector;
+    return planner.Plan(input).order[2 * transfer::kBlocks].block;
+  };
+  EXPECT_EQ(first_of_layer_two("quest"), 10);
+  EXPECT_EQ(first_of_layer_two("infinigen"), 20);
+  EXPECT_EQ(first_of_layer_two("hata"), 10);  // none of its own: the first
 }
 
 }  // namespace

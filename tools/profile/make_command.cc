@@ -22,12 +22,16 @@ constexpr Command kCommand = {
 struct Options {
   RunOptions run;
   std::string out;
+  double smoothing = 0.125;
   std::string train_hash;
   std::string train_skew;
 
   void Bind(config::Binder& b) {
     run.Bind(b);
     b.Field("out", &out, "the profile to write; prefilld's option `profile` reads it");
+    b.Field("smoothing", &smoothing,
+            "each block's value is averaged as far to both sides as this share of the distance to "
+            "the nearer end");
     b.Field("train-hash", &train_hash,
             "hash weights to write for the selector hata; the daemons' option "
             "`selector_parameters` reads them");
@@ -38,6 +42,9 @@ struct Options {
     RETURN_IF_ERROR(run.Check());
     if (out.empty() && train_hash.empty() && train_skew.empty()) {
       return base::InvalidArgument("want at least one of --out, --train-hash and --train-skew");
+    }
+    if (!(smoothing >= 0 && smoothing <= 1)) {
+      return base::InvalidArgument("smoothing: want 0 to 1, got {}", smoothing);
     }
     return absl::OkStatus();
   }
@@ -131,14 +138,14 @@ absl::Status MakeProfile(const Options& options, const Prompts& prompts) {
   ASSIGN_OR_RETURN(const selector::Options selector, run.Selector());
   transfer::Profile::Origin origin;
   origin.model_fingerprint = model.fingerprint();
-  origin.model_name = model.config().name;
+  origin.model_name = model.config().name.empty() ? FileName(run.model) : model.config().name;
   origin.selector = std::string(selector::KindName(selector.kind));
   origin.selection_budget = run.budget;
   origin.prompt_lengths = prompts.lengths;
   origin.texts = TextNames(prompts.cuts);
-  origin.command = CommandText(run, prompts);
+  origin.command = fmt::format("{} --smoothing {:g}", CommandText(run, prompts), options.smoothing);
   ASSIGN_OR_RETURN(const transfer::Profile profile,
-                   transfer::Profile::Create(builder.Rows(), std::move(origin)));
+                   transfer::Profile::Create(builder.Rows(options.smoothing), std::move(origin)));
   RETURN_IF_ERROR(profile.Save(options.out));
   std::printf(
       "%lld prompts of %zu texts; the best 20 %% of the blocks hold %.1f %% of what is "

@@ -37,10 +37,16 @@ struct Options {
 absl::StatusOr<transfer::Profile> LoadProfile(const Options& options, const model::Model& model) {
   const int layers = model.config().num_layers();
   if (options.profile.empty()) {
-    auto built_in = transfer::BuiltInProfile(model.fingerprint(), layers);
-    if (built_in.has_value()) return std::move(*built_in);
-    return base::NotFound("no profile is built in for model {} ({}); give --profile",
-                          model.config().name, model.fingerprint());
+    auto built_in = transfer::BuiltInProfiles(model.fingerprint(), layers);
+    if (built_in.empty()) {
+      return base::NotFound("no profile is built in for model {} ({}); give --profile",
+                            model.config().name, model.fingerprint());
+    }
+    // As prefilld chooses.
+    for (transfer::Profile& profile : built_in) {
+      if (profile.origin().selector == options.run.selector) return std::move(profile);
+    }
+    return std::move(built_in.front());
   }
   ASSIGN_OR_RETURN(transfer::Profile profile, transfer::Profile::Load(options.profile));
   RETURN_IF_ERROR(base::Annotate(profile.CheckFor(model.fingerprint(), layers), options.profile));

@@ -1,5 +1,6 @@
 #include "tools/profile/selection_counts.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -63,7 +64,7 @@ void ProfileBuilder::Add(const SelectionCounts& counts) {
   }
 }
 
-std::vector<transfer::Profile::Row> ProfileBuilder::Rows() const {
+std::vector<transfer::Profile::Row> ProfileBuilder::Rows(double smoothing) const {
   // Where each block's value comes from.
   std::array<int, kBlocks> from;
   for (int block = 0; block < kBlocks; ++block) {
@@ -76,12 +77,20 @@ std::vector<transfer::Profile::Row> ProfileBuilder::Rows() const {
   }
   std::vector<transfer::Profile::Row> rows(sums_.size());
   for (size_t layer = 0; layer < rows.size(); ++layer) {
+    if (layer < transfer::kDenseLayers) {
+      rows[layer].fill(1.0f);
+      continue;
+    }
+    std::array<double, kBlocks + 1> before{};  // sums of the values of earlier blocks
     for (int block = 0; block < kBlocks; ++block) {
       const int at = from[block];
-      rows[layer][block] =
-          layer < transfer::kDenseLayers
-              ? 1.0f
-              : static_cast<float>(sums_[layer][at] / static_cast<double>(seen_[at]));
+      before[block + 1] = before[block] + sums_[layer][at] / static_cast<double>(seen_[at]);
+    }
+    for (int block = 0; block < kBlocks; ++block) {
+      const int to_end = std::min(block, kBlocks - 1 - block);
+      const int reach = std::min(to_end, static_cast<int>(smoothing * to_end));
+      rows[layer][block] = static_cast<float>(
+          std::max(0.0, before[block + reach + 1] - before[block - reach]) / (2 * reach + 1));
     }
   }
   return rows;

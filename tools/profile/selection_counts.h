@@ -49,8 +49,11 @@ class ProfileBuilder {
 
   void Add(const SelectionCounts& counts);
   int64_t prompts() const { return prompts_; }
-  // The first layers, which are always sent, are 1. REQUIRES: prompts() > 0.
-  std::vector<transfer::Profile::Row> Rows() const;
+  // `smoothing` >= 0: each value becomes the mean over its surroundings, which reach as far to both
+  // sides as this share of the distance to the nearer end: what single prompts selected in the
+  // middle says little of other prompts, while at the ends each block has a meaning of its own (0:
+  // none). The first layers, which are always sent, are 1. REQUIRES: prompts() > 0.
+  std::vector<transfer::Profile::Row> Rows(double smoothing = 0) const;
 
  private:
   int64_t prompts_ = 0;

@@ -231,18 +231,20 @@ TEST_F(ProfileFileTest, DamagedFilesAreRefused) {
   }
 }
 
-TEST(BuiltInProfileTest, EachIsAProfileThatItsOwnModelFinds) {
+TEST(BuiltInProfilesTest, EachIsFoundByTheModelThatItWasMadeFor) {
   for (const std::string_view bytes : BuiltInProfileFiles()) {
     const auto profile = Profile::Parse(bytes, "built in");
     ASSERT_TRUE(profile.ok()) << profile.status();
-    const auto found = BuiltInProfile(profile->origin().model_fingerprint, profile->layers());
-    ASSERT_TRUE(found.has_value());
-    EXPECT_EQ(found->origin().model_name, profile->origin().model_name);
-    EXPECT_FALSE(found->IsPrior());
-    EXPECT_FALSE(
-        BuiltInProfile(profile->origin().model_fingerprint, profile->layers() + 1).has_value());
+    const Profile::Origin& origin = profile->origin();
+    const auto found = BuiltInProfiles(origin.model_fingerprint, profile->layers());
+    EXPECT_EQ(
+        std::count_if(found.begin(), found.end(),
+                      [&](const Profile& p) { return p.origin().selector == origin.selector; }),
+        1)
+        << "for each model and selector one";
+    EXPECT_TRUE(BuiltInProfiles(origin.model_fingerprint, profile->layers() + 1).empty());
   }
-  EXPECT_FALSE(BuiltInProfile("of no model", 30).has_value());
+  EXPECT_TRUE(BuiltInProfiles("of no model", 30).empty());
 }
 
 TEST(ProfileTest, RefusesWhatIsNoFrequency) {

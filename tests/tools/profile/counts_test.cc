@@ -81,6 +81,21 @@ TEST(ProfileBuilderTest, ABlockThatNoPromptFillsTakesTheNearestOnesValue) {
   EXPECT_FLOAT_EQ(rows[2][9], 0.0f);
 }
 
+TEST(ProfileBuilderTest, SmoothingReachesTheFurtherTheFurtherFromTheEnds) {
+  ProfileBuilder builder(4);
+  SelectionCounts counts(4, 1024);
+  counts.Add(2, Selected({1, 512, 1023}, 1025));
+  builder.Add(counts);
+  const auto rows = builder.Rows(0.125);
+  EXPECT_FLOAT_EQ(rows[2][1], 1.0f);  // 1 / 8 of a block: none
+  EXPECT_FLOAT_EQ(rows[2][1023], 1.0f);
+  // Block 512 is 511 from the end: 63 blocks to both sides.
+  EXPECT_FLOAT_EQ(rows[2][512], 1.0f / 127);
+  EXPECT_FLOAT_EQ(rows[2][456], 1.0f / 115);  // reaches 57: to 513
+  EXPECT_FLOAT_EQ(rows[2][400], 0.0f);        // reaches 50
+  EXPECT_FLOAT_EQ(rows[0][400], 1.0f);
+}
+
 TEST(ProfileBuilderTest, CountsOfA4KPromptChooseTheSameRelativePlacesOf16K) {
   SelectionCounts counts(4, 4096);
   std::vector<int32_t> last_eighth;

@@ -85,6 +85,7 @@ TEST_F(ProfileCommandTest, MakesAProfileThatThisModelAloneAccepts) {
   EXPECT_TRUE(profile->CheckFor((*model)->fingerprint(), 4).ok());
   EXPECT_FALSE(profile->CheckFor("another", 4).ok());
   EXPECT_EQ(profile->origin().selector, "quest");
+  EXPECT_EQ(profile->origin().model_name, "tiny_model");  // the file names none
   EXPECT_THAT(profile->origin().texts, testing::ElementsAre("text0", "text1"));
   EXPECT_THAT(profile->origin().prompt_lengths, testing::ElementsAre(600, 800));
   EXPECT_THAT(profile->origin().command, testing::Not(HasSubstr(folder_)));
