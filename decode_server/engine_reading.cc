@@ -91,11 +91,16 @@ bool DecodeEngine::LeaveHandover(const RequestPtr& request) {
   const base::TimePoint now = parts_.clock->Now();
   if (handover.held_since == base::TimePoint{}) {
     handover.held_since = now;
-    request->remote.attempt->FetchRanges(missing);
+    // Not as lost ranges: most were not handed out there yet, they stand behind the prompt's.
+    for (const transfer::LayerRange& range : missing) {
+      const kv::HeadRange all_heads{.head = -1, .begin = range.begin, .end = range.end};
+      request->remote.attempt->FetchHeads(range.layer, {&all_heads, 1}, /*again=*/false);
+    }
     return true;
   }
   if (now - handover.held_since <= options_.stall) return true;
   handover.held_since = {};  // they were lost: on by another step, and tried again with the next
+  request->remote.attempt->FetchRanges(missing);
   return false;
 }
 

@@ -160,7 +160,7 @@ bench::Run MakeRun(std::vector<double> seconds, std::optional<int64_t> differenc
 
 Cell MakeCell(const std::string& mode, std::vector<bench::Run> runs) {
   Cell cell;
-  cell.length = 1024;
+  cell.calibration = {1024, 1000, {1}, 1, 1, 0.1};
   cell.link.wish.ratio = 2;
   cell.what = {mode, mode, {}, 1, 0};
   cell.runs = std::move(runs);
@@ -264,7 +264,6 @@ TEST(SummaryTest, TokensFromAPrefixCacheThatShouldBeOffAreSeen) {
 Measurements Two() {
   Measurements m;
   m.model.name = "m";
-  m.calibrations.push_back({1024, 1000, {1}, 1, 1, 0.1});
   m.cells.push_back(MakeCell("full", {MakeRun({1, 4, 5})}));
   m.cells.push_back(MakeCell("exact", {MakeRun({1, 2, 3}, 1)}));
   return m;

@@ -57,17 +57,24 @@ int Pieces(const Measurements& m, const Calibration& c) {
   return m.model.layout.num_layers() * ((c.length + kChunkTokens - 1) / kChunkTokens);
 }
 
+std::vector<const Cell*> FirstOfEachLength(const Measurements& m) {
+  std::vector<const Cell*> first;
+  for (const Cell& cell : m.cells) {
+    const auto same = [&](const Cell* c) {
+      return c->calibration.length == cell.calibration.length;
+    };
+    if (std::none_of(first.begin(), first.end(), same)) first.push_back(&cell);
+  }
+  return first;
+}
+
 // None: there is no formula for this mode.
-std::optional<double> Predict(const Measurements& m, const Calibration& c, const Cell& cell) {
+std::optional<double> Predict(const Measurements& m, const Cell& cell) {
+  const Calibration& c = cell.calibration;
   if (cell.what.mode == kLocal) return PredictUnhindered(c.local_seconds, c.step_seconds);
   if (cell.what.mode == "exact") return PredictUnhindered(c.t_p, c.step_seconds);
   if (cell.what.mode != "full") return std::nullopt;
   return PredictFull(c.t_p, cell.link.transfer_seconds, Pieces(m, c), c.step_seconds);
-}
-
-const Calibration& CalibrationOf(const Measurements& m, int length) {
-  return *std::find_if(m.calibrations.begin(), m.calibrations.end(),
-                       [&](const Calibration& c) { return c.length == length; });
 }
 
 double Megabits(const Link& link) { return link.bytes_per_second * 8e-6; }
@@ -91,15 +98,15 @@ std::string RenderCrossover(const Setting& setting, const Measurements& m) {
     const Cell* local = FindReference(m.cells, cell, kLocal);
     const auto sooner = Speedup(summary, Summarize(*local));
     table.AddRow(
-        {fmt::format("{}", cell.length), fmt::format("{:.4g}", Megabits(cell.link)),
-         fmt::format("{:.2f}", cell.link.ratio), cell.what.name,
-         Seconds(Predict(m, CalibrationOf(m, cell.length), cell)),
+        {fmt::format("{}", cell.calibration.length), fmt::format("{:.4g}", Megabits(cell.link)),
+         fmt::format("{:.2f}", cell.link.ratio), cell.what.name, Seconds(Predict(m, cell)),
          summary.e2e ? Seconds(summary.e2e->median) : "failed",
          summary.e2e ? fmt::format("{:.3f}–{:.3f}", summary.e2e->min, summary.e2e->max) : "",
          sooner ? fmt::format("{:.2f}", *sooner) : ""});
   }
   text += table.Render() + "\n";
-  for (const Calibration& c : m.calibrations) {
+  for (const Cell* cell : FirstOfEachLength(m)) {
+    const Calibration& c = cell->calibration;
     const auto rate = CrossoverRate(c.kv_bytes, c.t_p, c.local_seconds, Pieces(m, c));
     text += fmt::format("{} tokens: prefill there {:.3f} s, here {:.3f} s; ", c.length, c.t_p,
                         c.local_seconds);
@@ -113,20 +120,18 @@ std::string RenderCrossover(const Setting& setting, const Measurements& m) {
 Json CrossoverJson(const Setting& setting, const Measurements& m) {
   Json json = ToJson(setting, m);
   for (size_t i = 0; i < m.cells.size(); ++i) {
-    const auto predicted = Predict(m, CalibrationOf(m, m.cells[i].length), m.cells[i]);
+    const auto predicted = Predict(m, m.cells[i]);
     if (predicted) json["cells"][i]["predicted_ttst_e2e_seconds"] = *predicted;
-  }
-  for (size_t i = 0; i < m.calibrations.size(); ++i) {
-    const Calibration& c = m.calibrations[i];
+    const Calibration& c = m.cells[i].calibration;
     const auto rate = CrossoverRate(c.kv_bytes, c.t_p, c.local_seconds, Pieces(m, c));
-    if (rate) json["calibration"][i]["predicted_crossover_bytes_per_second"] = *rate;
+    if (rate) json["cells"][i]["predicted_crossover_bytes_per_second"] = *rate;
   }
   return json;
 }
 
-std::string CrossoverPlot(const Setting& setting, const Measurements& m, const Calibration& c) {
+std::string CrossoverPlot(const Setting& setting, const Measurements& m, int length) {
   LinePlot plot;
-  plot.text = {fmt::format("Second token by bandwidth, {} prompt tokens", c.length),
+  plot.text = {fmt::format("Second token by bandwidth, {} prompt tokens", length),
                SettingLine(setting, m), "link, Mbit/s", "seconds from arrival to token 2"};
   plot.log_x = true;
   std::vector<std::string> names;
@@ -143,10 +148,10 @@ std::string CrossoverPlot(const Setting& setting, const Measurements& m, const C
     predicted.name = name + ", predicted";
     predicted.dashed = true;
     for (const Cell& cell : m.cells) {
-      if (cell.length != c.length || cell.what.name != name) continue;
+      if (cell.calibration.length != length || cell.what.name != name) continue;
       const Summary summary = Summarize(cell);
       if (summary.e2e) measured.points.emplace_back(Megabits(cell.link), summary.e2e->median);
-      const auto guess = Predict(m, c, cell);
+      const auto guess = Predict(m, cell);
       if (guess) predicted.points.emplace_back(Megabits(cell.link), *guess);
     }
     plot.series.push_back(std::move(measured));
@@ -161,9 +166,10 @@ absl::Status RunCrossover(const Options& options, const BenchPlan& plan) {
   std::fputs(RenderCrossover(setting, measurements).c_str(), stdout);
   std::fflush(stdout);
   std::vector<std::pair<std::string, std::string>> plots;
-  for (const Calibration& c : measurements.calibrations) {
-    plots.emplace_back(fmt::format("crossover_{}.svg", c.length),
-                       CrossoverPlot(setting, measurements, c));
+  for (const Cell* cell : FirstOfEachLength(measurements)) {
+    const int length = cell->calibration.length;
+    plots.emplace_back(fmt::format("crossover_{}.svg", length),
+                       CrossoverPlot(setting, measurements, length));
   }
   RETURN_IF_ERROR(WriteOutputs(options.common, CrossoverJson(setting, measurements), plots));
   return CheckAllServed(measurements);

@@ -41,8 +41,7 @@ class Experiment {
 
   absl::StatusOr<Measurements> Run() {
     RETURN_IF_ERROR(CheckLengths());
-    for (size_t i = 0; i < options_.lengths.size(); ++i) RETURN_IF_ERROR(Calibrate(i));
-    Announce();
+    RETURN_IF_ERROR(Announce());
     for (size_t i = 0; i < options_.lengths.size(); ++i) {
       for (const LinkWish& wish : options_.links) RETURN_IF_ERROR(RunLink(i, wish));
     }
@@ -77,51 +76,48 @@ class Experiment {
   }
 
   // T_p: the time to token 1 of prompts that the prefill side has not seen, nothing transferred.
-  absl::Status Calibrate(size_t index) {
+  absl::StatusOr<Calibration> Calibrate(size_t index, int runs) {
     RETURN_IF_ERROR(network_.SetRate(0));
     Calibration calibration;
     calibration.length = options_.lengths[index];
     calibration.kv_bytes = KvBytes(session_.model().layout, calibration.length);
-    const int used = options_.prompts * batch_;
+    const auto prompt = [&](int number) -> const Prompt& {
+      return prompts_[index][static_cast<size_t>(options_.prompts * batch_ + number)];
+    };
     constexpr double kSlow = 600;  // a prefill of unknown speed
-    for (int run = -1; run < options_.calibration_runs; ++run) {
-      const size_t prompt = static_cast<size_t>(used + std::max(run, 0));
+    for (int run = 0; run < runs; ++run) {
       ASSIGN_OR_RETURN(const Generation generation,
-                       One(prompts_[index][prompt], options_.calibration_mode, 1, kSlow));
-      // The first warms up: weights are read from disk, buffers allocated.
-      if (run >= 0) calibration.prefill_seconds.push_back(generation.token_seconds[0]);
+                       One(prompt(run), options_.calibration_mode, 1, kSlow));
+      calibration.prefill_seconds.push_back(generation.token_seconds[0]);
     }
     calibration.t_p = Mean(calibration.prefill_seconds);
-    ASSIGN_OR_RETURN(const Generation local,
-                     One(prompts_[index][static_cast<size_t>(used)], "local",
-                         std::min(kStepTokens, std::max(options_.tokens, 2)), kSlow));
+    ASSIGN_OR_RETURN(
+        const Generation local,
+        One(prompt(0), "local", std::min(kStepTokens, std::max(options_.tokens, 2)), kSlow));
     calibration.local_seconds = local.token_seconds[0];
     calibration.step_seconds = Percentile(TimesOf(local.token_seconds).steps, 0.5);
-    Say(fmt::format("{} tokens: T_p {:.3f} s, KV {:.2f} MB, decode step {:.1f} ms",
-                    calibration.length, calibration.t_p,
-                    static_cast<double>(calibration.kv_bytes) * 1e-6,
-                    calibration.step_seconds * 1e3));
-    measurements_.calibrations.push_back(std::move(calibration));
-    return absl::OkStatus();
+    return calibration;
   }
 
-  // An upper bound: modes that hide the transfer are quicker.
-  void Announce() {
+  // A look at each length: weights are read from disk, buffers allocated, and it can be said how
+  // long all will take. An upper bound: modes that hide the transfer are quicker.
+  absl::Status Announce() {
     double seconds = 0;
-    for (const Calibration& c : measurements_.calibrations) {
+    for (size_t i = 0; i < options_.lengths.size(); ++i) {
+      ASSIGN_OR_RETURN(const Calibration c, Calibrate(i, 1));
+      const double decode = options_.tokens * c.step_seconds;
       for (const LinkWish& wish : options_.links) {
+        seconds += (options_.calibration_runs + 1) * c.t_p;
         for (const Case& one : options_.cases) {
           const double transfer = one.mode == "local" ? 0 : MakeLink(c, wish).transfer_seconds;
           total_ += options_.prompts * one.batch;
-          seconds += options_.prompts *
-                     (one.batch * (c.t_p + transfer) + options_.tokens * c.step_seconds);
+          seconds += options_.prompts * (one.batch * (c.t_p + transfer) + decode);
         }
       }
-      if (options_.compare_tokens) {
-        seconds += options_.prompts * batch_ * (c.t_p + options_.tokens * c.step_seconds);
-      }
+      if (options_.compare_tokens) seconds += options_.prompts * batch_ * (c.t_p + decode);
     }
     Say(fmt::format("{} requests, at most about {:.0f} min", total_, std::ceil(seconds / 60)));
+    return absl::OkStatus();
   }
 
   static Link MakeLink(const Calibration& calibration, const LinkWish& wish) {
@@ -158,7 +154,11 @@ class Experiment {
   }
 
   absl::Status RunLink(size_t index, const LinkWish& wish) {
-    const Calibration& calibration = measurements_.calibrations[index];
+    ASSIGN_OR_RETURN(const Calibration calibration, Calibrate(index, options_.calibration_runs));
+    Say(fmt::format("{} tokens: T_p {:.3f} s, KV {:.2f} MB, decode step {:.1f} ms",
+                    calibration.length, calibration.t_p,
+                    static_cast<double>(calibration.kv_bytes) * 1e-6,
+                    calibration.step_seconds * 1e3));
     ASSIGN_OR_RETURN(const Link link, SetLink(calibration, wish));
     if (link.probed) {
       Say(fmt::format("{} tokens, {}: {:.2f} MB/s (one connection gets {:.2f}), T_t {:.2f} s",
@@ -168,7 +168,7 @@ class Experiment {
     std::vector<Cell> cells;
     for (const Case& one : options_.cases) {
       Cell& cell = cells.emplace_back();
-      cell.length = calibration.length;
+      cell.calibration = calibration;
       cell.link = link;
       cell.what = one;
     }
@@ -196,7 +196,7 @@ class Experiment {
   }
 
   absl::Status RunCase(size_t index, int number, Cell& cell) {
-    const Calibration& calibration = measurements_.calibrations[index];
+    const Calibration& calibration = cell.calibration;
     const double seconds = cell.what.batch * (calibration.t_p + cell.link.transfer_seconds +
                                               options_.tokens * calibration.step_seconds);
     const bool sweeps_prefix = std::any_of(options_.cases.begin(), options_.cases.end(),
@@ -242,8 +242,8 @@ class Experiment {
   }
 
   void SayRun(const Cell& cell, const Generation& generation) const {
-    const std::string where = fmt::format("[{}/{}] {} tokens, {}, {}", done_, total_, cell.length,
-                                          Show(cell.link), cell.what.name);
+    const std::string where = fmt::format("[{}/{}] {} tokens, {}, {}", done_, total_,
+                                          cell.calibration.length, Show(cell.link), cell.what.name);
     if (!generation.status.ok()) {
       Say(fmt::format("{}: failed: {}", where, base::MessageOf(generation.status)));
       return;

@@ -32,13 +32,14 @@ struct Link {
   int64_t drops = 0;             // packets
 };
 
+// Made anew for each length and link, just before its runs: machines do not stay equally fast.
 struct Calibration {
   int length = 0;
   int64_t kv_bytes = 0;
   std::vector<double> prefill_seconds;  // each run
   double t_p = 0;                       // their mean
   double local_seconds = 0;             // time to token 1 of a local run
-  double step_seconds = 0;              // a decode step of a local run at this length, median
+  double step_seconds = 0;              // a decode step of that run, median
 };
 
 struct Run {
@@ -50,7 +51,7 @@ struct Run {
 };
 
 struct Cell {
-  int length = 0;
+  Calibration calibration;
   Link link;
   Case what;
   std::vector<Run> runs;
@@ -60,8 +61,7 @@ struct Cell {
 
 struct Measurements {
   ModelFacts model;
-  std::vector<Calibration> calibrations;  // one a length
-  std::vector<Cell> cells;                // by length, link, case
+  std::vector<Cell> cells;  // by length, link, case
 };
 
 struct ExperimentOptions {

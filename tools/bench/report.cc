@@ -27,11 +27,6 @@ std::string Optional(const std::optional<double>& value, const char* format, dou
   return value ? fmt::format(fmt::runtime(format), *value * scale) : "";
 }
 
-const Calibration& CalibrationOf(const Measurements& measurements, int length) {
-  return *std::find_if(measurements.calibrations.begin(), measurements.calibrations.end(),
-                       [&](const Calibration& c) { return c.length == length; });
-}
-
 std::string Equal(const Summary& summary) {
   if (summary.compared == 0) return "";
   if (summary.equal == summary.compared) return "yes";
@@ -79,10 +74,10 @@ std::string TimesTable(const Measurements& measurements) {
     const std::optional<double> of_local =
         local == nullptr ? std::nullopt : Speedup(summary, Summarize(*local));
     const bool between = summary.tbt_mean > 0;
-    table.AddRow({fmt::format("{}", cell.length),
+    table.AddRow({fmt::format("{}", cell.calibration.length),
                   LinkCell(cell.link),
                   cell.what.name,
-                  Seconds(CalibrationOf(measurements, cell.length).t_p),
+                  Seconds(cell.calibration.t_p),
                   cell.link.transfer_seconds > 0 ? Seconds(cell.link.transfer_seconds) : "",
                   Seconds(summary.ttft),
                   Seconds(summary.gap),
@@ -114,7 +109,7 @@ std::string StepsTable(const Measurements& measurements) {
   for (size_t i = 1; i <= kFirstSteps; ++i) table.AddColumn(fmt::format("{}", i));
   for (const Cell& cell : measurements.cells) {
     const Summary summary = Summarize(cell);
-    std::vector<std::string> row = {fmt::format("{}", cell.length), LinkCell(cell.link),
+    std::vector<std::string> row = {fmt::format("{}", cell.calibration.length), LinkCell(cell.link),
                                     cell.what.name};
     for (size_t i = 0; i < std::min(kFirstSteps, summary.steps.size()); ++i) {
       row.push_back(Milliseconds(summary.steps[i]));
@@ -140,9 +135,9 @@ std::string BytesTable(const Measurements& measurements) {
   table.AddColumn("all");
   for (const Cell& cell : measurements.cells) {
     const Summary summary = Summarize(cell);
-    std::vector<std::string> row = {
-        fmt::format("{}", cell.length), LinkCell(cell.link), cell.what.name,
-        Megabytes(static_cast<double>(CalibrationOf(measurements, cell.length).kv_bytes))};
+    std::vector<std::string> row = {fmt::format("{}", cell.calibration.length), LinkCell(cell.link),
+                                    cell.what.name,
+                                    Megabytes(static_cast<double>(cell.calibration.kv_bytes))};
     for (const std::string& path : paths) {
       const auto found = summary.bytes.find(path);
       row.push_back(found == summary.bytes.end() ? "" : Megabytes(found->second));

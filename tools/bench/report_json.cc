@@ -13,8 +13,7 @@ Json ToJson(const std::optional<Spread>& spread) {
 }
 
 Json ToJson(const Calibration& calibration) {
-  return {{"prompt_tokens", calibration.length},
-          {"kv_bytes", calibration.kv_bytes},
+  return {{"kv_bytes", calibration.kv_bytes},
           {"t_p_seconds", calibration.t_p},
           {"t_p_all", calibration.prefill_seconds},
           {"local_prefill_seconds", calibration.local_seconds},
@@ -92,7 +91,8 @@ Json ToJson(const Cell& cell, const Setting& setting, const std::vector<Cell>& c
   const auto speedup = full == nullptr ? std::nullopt : Speedup(Summarize(*full), summary);
   Json runs = Json::array();
   for (const Run& run : cell.runs) runs.push_back(ToJson(run));
-  return {{"prompt_tokens", cell.length},
+  return {{"prompt_tokens", cell.calibration.length},
+          {"calibration", ToJson(cell.calibration)},
           {"link", ToJson(cell.link, setting)},
           {"case", cell.what.name},
           {"mode", cell.what.mode},
@@ -132,8 +132,6 @@ Json ToJson(const Setting& setting, const Measurements& measurements) {
   json["prefill_instances"] = setting.prefills;
   json["threads"] = {{"prefilld", setting.prefill_threads}, {"decoded", setting.decode_threads}};
   json["overrides"] = setting.overrides;
-  json["calibration"] = Json::array();
-  for (const Calibration& c : measurements.calibrations) json["calibration"].push_back(ToJson(c));
   json["cells"] = Json::array();
   for (const Cell& cell : measurements.cells) {
     json["cells"].push_back(ToJson(cell, setting, measurements.cells));

@@ -25,7 +25,7 @@ std::string FileName(const std::string& text) {
 std::vector<const Cell*> CellsOf(const Measurements& measurements, int length) {
   std::vector<const Cell*> cells;
   for (const Cell& cell : measurements.cells) {
-    if (cell.length == length) cells.push_back(&cell);
+    if (cell.calibration.length == length) cells.push_back(&cell);
   }
   return cells;
 }
@@ -74,8 +74,9 @@ std::string TokenTimesPlot(const Setting& setting, const Measurements& measureme
 std::vector<std::pair<std::string, std::string>> Plots(const Setting& setting,
                                                        const Measurements& measurements) {
   std::vector<std::pair<std::string, std::string>> files;
-  for (const Calibration& calibration : measurements.calibrations) {
-    const int length = calibration.length;
+  std::vector<int> lengths;
+  for (const Cell& cell : measurements.cells) AddOnce(lengths, cell.calibration.length);
+  for (const int length : lengths) {
     files.emplace_back(fmt::format("ttst_{}.svg", length),
                        SecondTokenPlot(setting, measurements, length));
     std::vector<std::string> links;

@@ -169,7 +169,7 @@ std::optional<double> Speedup(const Summary& reference, const Summary& summary) 
 const Cell* FindReference(const std::vector<Cell>& cells, const Cell& like,
                           const std::string& mode) {
   const auto found = std::find_if(cells.begin(), cells.end(), [&](const Cell& cell) {
-    return cell.length == like.length && cell.link.wish == like.link.wish &&
+    return cell.calibration.length == like.calibration.length && cell.link.wish == like.link.wish &&
            cell.what.mode == mode && cell.what.batch == like.what.batch &&
            cell.what.prefix_hit == like.what.prefix_hit;
   });
