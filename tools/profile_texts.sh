@@ -57,8 +57,13 @@ held-out c-zlib              zlib1g-dev              usr/include/zlib.h
 held-out json-regions        iso-codes               usr/share/iso-codes/json/iso_3166-2.json
 '
 
+help() { sed -n '2,9s/^# \{0,1\}//p' "$0"; }
+if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then
+  help
+  exit 0
+fi
 if [ $# -ne 1 ]; then
-  sed -n '2,9s/^# \{0,1\}//p' "$0"
+  help >&2
   exit 2
 fi
 mkdir -p "$1/packages" "$1/profile" "$1/held-out"

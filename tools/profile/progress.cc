@@ -28,11 +28,6 @@ void Progress::Clear() {
   width_ = 0;
 }
 
-void Progress::Note(const std::string& line) {
-  Clear();
-  std::fprintf(stderr, "%s\n", line.c_str());
-}
-
 void Progress::Update(double share, const std::string& what) {
   if (!shown_) return;
   const base::TimePoint now = clock_.Now();

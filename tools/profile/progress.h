@@ -19,8 +19,6 @@ class Progress {
 
   // `share` of all is done (0 to 1); `what` is under way. Draws at most ten times a second.
   void Update(double share, const std::string& what);
-  // A line of its own, above the bar.
-  void Note(const std::string& line);
 
   // "[#####...............]  25 %  GPL-3 at 1024, 1:05 left"
   static std::string Line(double share, const std::string& what, double elapsed_seconds);
