@@ -56,7 +56,7 @@ std::unique_ptr<transfer::CostModel> Calibrated() {
 }
 
 TEST(PlannerTest, ACalibrationIsBelievedFromTheFirstPromptOnAndCorrected) {
-  const TransferPlanner planner({}, Layout(4), transfer::Profile::Prior(4), Calibrated());
+  const TransferPlanner planner({}, Layout(4), {transfer::Profile::Prior(4)}, Calibrated());
   EXPECT_NEAR(planner.PrefillSeconds(300, 100), 0.3, 1e-9);
   TransferPlanner::Input input;
   input.tokens = 400;
