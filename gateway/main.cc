@@ -4,11 +4,13 @@
 #include <thread>
 
 #include "common/base/log.h"
-#include "common/config/binder.h"
+#include "common/config/daemon.h"
 #include "gateway/gateway.h"
 
 namespace smartgen::gateway {
 namespace {
+
+constexpr const char* kProgram = "gateway";
 
 // Signals are taken by one thread that waits for them; no code runs inside a handler.
 void BlockSignals(sigset_t& set) {
@@ -19,17 +21,12 @@ void BlockSignals(sigset_t& set) {
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "gateway: %s\n", std::string(base::MessageOf(status)).c_str());
-  return 1;
-}
-
 absl::StatusOr<bool> Serve(const Options& options, const sigset_t& signals) {
   const base::Clock* clock = base::Clock::Real();
   ASSIGN_OR_RETURN(ServedModel model,
                    ServedModel::Load(options.model, options.model_name, options.trust_user_text,
                                      clock->UnixSeconds()));
-  const auto metrics = metrics::Metrics::Create("gateway");
+  const auto metrics = metrics::Metrics::Create(kProgram);
   ASSIGN_OR_RETURN(const auto gateway,
                    Gateway::Start(options, std::move(model), metrics.get(), clock));
   std::atomic<bool> aborted{false};
@@ -56,26 +53,18 @@ int Main(int argc, char** argv) {
   sigset_t signals;
   BlockSignals(signals);
   Options options;
-  config::Source source;
-  source.program = "gateway";
-  source.about = "OpenAI-compatible HTTP API in front of decode instances";
-  source.args.assign(argv + 1, argv + argc);
-  const auto loaded = config::Load(source, [&](config::Binder& binder) { options.Bind(binder); });
-  if (!loaded.ok()) return Fail(loaded.status());
-  if (loaded->exit_now) {
-    std::fputs(loaded->text.c_str(), stdout);
-    return 0;
+  const auto bind = [&](config::Binder& binder) { options.Bind(binder); };
+  if (const auto status = config::LoadDaemonOptions(
+          kProgram, "OpenAI-compatible HTTP API in front of decode instances", argc, argv, bind)) {
+    return *status;
   }
-  if (!loaded->positional.empty()) {
-    return Fail(base::InvalidArgument("unexpected argument \"{}\"", loaded->positional.front()));
-  }
-  if (auto status = base::InitLogging("gateway", options.log_level, options.log_format);
+  if (auto status = base::InitLogging(kProgram, options.log_level, options.log_format);
       !status.ok()) {
-    return Fail(status);
+    return config::Complain(kProgram, status);
   }
-  if (auto status = options.Check(); !status.ok()) return Fail(status);
+  if (auto status = options.Check(); !status.ok()) return config::Complain(kProgram, status);
   const auto clean = Serve(options, signals);
-  if (!clean.ok()) return Fail(clean.status());
+  if (!clean.ok()) return config::Complain(kProgram, clean.status());
   return *clean ? 0 : 1;
 }
 
