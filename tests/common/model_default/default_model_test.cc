@@ -9,6 +9,7 @@
 
 #include "common/model/known_models.h"
 #include "common/model/model.h"
+#include "common/transfer/built_in_profiles.h"
 
 namespace smartgen::model {
 namespace {
@@ -111,6 +112,24 @@ TEST_F(DefaultModel, HasTheSameFingerprintEachTimeItIsOpened) {
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(model_->fingerprint(), (*again)->fingerprint());
   EXPECT_EQ(model_->fingerprint().size(), 16u);
+}
+
+TEST_F(DefaultModel, HasABuiltInProfileForEachSelectorThatNoOtherModelGets) {
+  const int layers = model_->config().num_layers();
+  const auto profiles = transfer::BuiltInProfiles(model_->fingerprint(), layers);
+  std::vector<std::string> selectors;
+  for (const transfer::Profile& profile : profiles) {
+    selectors.push_back(profile.origin().selector);
+    EXPECT_FALSE(profile.IsPrior());
+    EXPECT_GE(profile.origin().texts.size(), 5u);
+  }
+  // The first is the one for selectors without their own: the default selector's.
+  EXPECT_THAT(selectors, ::testing::UnorderedElementsAre("quest", "hata", "infinigen"));
+  EXPECT_EQ(selectors.at(0), "quest");
+  std::string other = model_->fingerprint();
+  other.back() = other.back() == '0' ? '1' : '0';
+  EXPECT_TRUE(transfer::BuiltInProfiles(other, layers).empty());
+  EXPECT_TRUE(transfer::BuiltInProfiles(model_->fingerprint(), layers - 1).empty());
 }
 
 TEST_F(DefaultModel, HasTheSizeThatTheTableOfKnownModelsSays) {
