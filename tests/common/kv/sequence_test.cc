@@ -26,7 +26,8 @@ TEST(KvSequence, ReserveGrowsByWholePagesAndDestructionFreesThem) {
   EXPECT_EQ(pool->free_pages(), 8);
 }
 
-TEST(KvSequence, ReserveThatFailsChangesNothing) {
+// Pages hold all layers: there is room for a token in every layer or in none.
+TEST(KvSequence, W6_ReserveThatFailsChangesNothing) {
   const auto pool = MakePool(4);
   KvSequence sequence(pool.get());
   ASSERT_TRUE(sequence.Reserve(32).ok());

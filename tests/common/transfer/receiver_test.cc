@@ -1,4 +1,6 @@
 // The receiver alone: the test plays the channel.
+#include <thread>
+
 #include "tests/common/transfer/transfer_fixture.h"
 
 namespace smartgen::transfer {
@@ -239,6 +241,88 @@ TEST_F(ReceiverTest, W2_ACorruptMessageMarksNothingAndIsAskedForAgain) {
   EXPECT_EQ(sequence_->FirstNotLocal(1, 16, 32), 16);
   Deliver(Head(1, 16, 32));
   EXPECT_TRUE(sequence_->AllLocal(1, 16, 32));
+}
+
+// The analogue of a receive on another stream: the bytes come long after the head was taken, from
+// another thread. Residency is what a reader waits for, whoever writes.
+TEST_F(ReceiverTest, W2_AReaderWaitsForTheBitHoweverLateTheWriterIs) {
+  const WireHead head = Head(0, 16, 64);
+  auto placement = Offer(head);
+  ASSERT_TRUE(placement.ok()) << placement.status();
+  std::atomic<int> stage{0};
+  std::atomic<int64_t> early{0};
+  std::thread reader([&] {
+    const base::Deadline deadline = In(std::chrono::seconds(60));
+    while (!sequence_->AllLocal(0, 16, 64)) {
+      // Not even one token, and not the part whose bytes stand there already.
+      early += sequence_->FirstNotLocal(0, 16, 64) != 16 && stage.load() < 3;
+      if (stage.load() == 1) stage = 2;
+      if (deadline.Expired(*base::Clock::Real())) return;
+    }
+    for (const std::byte b : Bytes(0, 16, 64)) early += b != std::byte{0x5a};
+  });
+  const auto half =
+      placement->segments.begin() + static_cast<ptrdiff_t>((placement->segments.size() + 1) / 2);
+  for (auto segment = placement->segments.begin(); segment != half; ++segment) {
+    std::fill(segment->begin(), segment->end(), std::byte{0x5a});
+  }
+  stage = 1;
+  const base::Deadline deadline = In(std::chrono::seconds(60));
+  while (stage.load() == 1 && !deadline.Expired(*base::Clock::Real())) std::this_thread::yield();
+  EXPECT_EQ(stage.load(), 2) << "the reader has looked while half of the bytes stood there";
+  stage = 3;
+  Complete(head, *std::move(placement));
+  reader.join();
+  EXPECT_EQ(early.load(), 0);
+  EXPECT_TRUE(sequence_->AllLocal(0, 16, 64));
+}
+
+// A page of a prefix that two sequences share comes damaged, in the transfer of one of them: it is
+// here for neither, both are told what they lack, and one good copy ends the wait of both.
+TEST_F(ReceiverTest, W7_ADamagedSharedPageIsMissingForEverySharer) {
+  const base::TransferId other = base::NewTransferId();
+  std::vector<kv::PageId> pages(sequence_->pages().begin(), sequence_->pages().begin() + 4);
+  for (const kv::PageId page : pages) target_pool_->AddRef(page);
+  auto sharing = std::make_shared<kv::KvSequence>(target_pool_.get(), pages);
+  ASSERT_TRUE(BeginReceive(other, sharing, 16, 64).ok());
+  auto damaged = Offer(Head(0, 16, 64));
+  ASSERT_TRUE(damaged.ok());
+  Complete(Head(0, 16, 64), *std::move(damaged), std::byte{0x5b});
+  EXPECT_EQ(log_.count("corrupt"), 1);
+  const std::vector<LayerRange> everything = {{0, 16, 64}, {1, 16, 64}, {2, 16, 64}};
+  EXPECT_EQ(receiver_->Missing(id_), everything);
+  EXPECT_EQ(receiver_->Missing(other), everything);
+  EXPECT_EQ(log_.count("layer 0"), 0);
+  // The other one's copy, asked for again.
+  WireHead again = Head(0, 16, 64);
+  again.transfer_id = other;
+  ASSERT_NO_FATAL_FAILURE(Deliver(again));
+  EXPECT_EQ(log_.count("layer 0"), 2);
+  EXPECT_TRUE(sequence_->AllLocal(0, 16, 64));
+  EXPECT_TRUE(sharing->AllLocal(0, 16, 64));
+}
+
+// Two lanes count their messages each for itself: the same number from both is no duplicate, and
+// nothing is complete before both are here.
+TEST_F(ReceiverTest, W8_TheSameMessageNumberFromTwoLanesCountsForBoth) {
+  for (int layer = 0; layer < 3; ++layer) {
+    WireHead pushed = Head(layer, 16, 40);
+    WireHead fetched = Head(layer, 40, 64);
+    pushed.sequence = fetched.sequence = 7;
+    ASSERT_NO_FATAL_FAILURE(Deliver(pushed));
+    EXPECT_EQ(log_.count("progress"), layer);
+    auto placement =
+        receiver_->OnHead(channel::Lane::kOnDemand, EncodeWireHead(fetched), fetched.payload_bytes);
+    ASSERT_TRUE(placement.ok()) << placement.status();
+    for (const auto& segment : placement->segments) {
+      std::fill(segment.begin(), segment.end(), std::byte{0x5a});
+    }
+    receiver_->OnPayload(channel::Lane::kOnDemand, EncodeWireHead(fetched), *std::move(placement));
+    EXPECT_EQ(log_.count("progress"), layer + 1);
+  }
+  EXPECT_EQ(log_.count("complete"), 1);
+  EXPECT_EQ(log_.count("duplicate"), 0);
+  EXPECT_EQ(receiver_->stats(id_).bytes, 48u * static_cast<uint64_t>(Layout().TokenBytes()));
 }
 
 TEST_F(ReceiverTest, W6_W8_CompletionCountsTokensOfEveryLayerNotMessages) {
