@@ -59,7 +59,7 @@ TEST_F(PairCalibrationTest, BothDaemonsRefuseOneThatDoesNotFitAndSayWhy) {
 }
 
 // 20 ms to the prefill instance and back: up to some 200 tokens local is sooner.
-TEST_F(PairCalibrationTest, ModeAutoKeepsShortPromptsAndSendsLongOnesToTheSameTokens) {
+TEST_F(PairCalibrationTest, P6_ModeAutoKeepsShortPromptsAndSendsLongOnesToTheSameTokens) {
   prefill_options_.calibration = Save(Fitting());
   StartPrefill();
   Calibration with_link = Fitting();

@@ -61,7 +61,7 @@ TEST(CrossoverTest, PiecesAreALayerOfAChunk) {
 }
 
 // Local costs 1.1 T_p + step, exact T_p + two round trips of 2 ms + step: equal at T_p = 40 ms.
-TEST(LocalWinsTest, UpToTenTimesWhatTheWayThereCosts) {
+TEST(LocalWinsTest, P6_UpToTenTimesWhatTheWayThereCosts) {
   TtstInput input = Example();
   for (const auto& [prefill, wins] : {std::pair{0.039, true}, {0.041, false}}) {
     input.local_prefill_seconds = input.prefill_seconds = prefill;
