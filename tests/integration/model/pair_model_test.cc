@@ -8,6 +8,8 @@
 #include "common/channel/fault_channel.h"
 #include "common/executor/executor.h"
 #include "common/model/model.h"
+#include "common/rpc/client.h"
+#include "common/tokenizer/tokenizer.h"
 #include "tests/integration/pair_harness.h"
 
 namespace smartgen::integration {
@@ -47,9 +49,7 @@ class PairModelTest : public ::testing::Test {
     parts.model_name = (*model)->config().name;
     parts.model_fingerprint = (*model)->fingerprint();
     parts.wrap_channel = [this](std::shared_ptr<channel::Channel> inner) {
-      channel::FaultOptions faults;
-      faults.bandwidth = bandwidth_;
-      return bandwidth_ > 0 ? channel::FaultChannel::Wrap(std::move(inner), faults) : inner;
+      return wrap_ ? channel::FaultChannel::Wrap(std::move(inner), faults_) : inner;
     };
     auto prefill_server = PrefillServer::Start(prefill, std::move(parts));
     ASSERT_TRUE(prefill_server.ok()) << prefill_server.status();
@@ -71,6 +71,34 @@ class PairModelTest : public ::testing::Test {
     ASSERT_TRUE(WaitUntil([&] { return decode_->Info().peers(0).up(); }));
   }
 
+  // With nothing cached on either side.
+  Result RunAnew(v1::GenerateRequest request) {
+    decode_->prefix_cache().Clear();
+    prefill_->prefix_cache().Clear();
+    const Result result = Call(stub_.get(), std::move(request)).Wait();
+    EXPECT_TRUE(result.status.ok()) << result.status.error_message();
+    return result;
+  }
+
+  // Of the tokens that a request makes.
+  std::vector<float> Logprobs(const v1::GenerateRequest& request, bool anew) {
+    if (anew) {
+      decode_->prefix_cache().Clear();
+      prefill_->prefix_cache().Clear();
+    }
+    grpc::ClientContext context;
+    rpc::SetTimeout(context, std::chrono::seconds(60));
+    const auto reader = stub_->Generate(&context, request);
+    std::vector<float> out;
+    v1::GenerateEvent event;
+    while (reader->Read(&event)) {
+      if (event.has_token()) out.push_back(event.token().logprob());
+    }
+    const grpc::Status status = reader->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return out;
+  }
+
   v1::GenerateRequest Request(int length, v1::Mode mode) {
     v1::GenerateRequest request = MakeRequest({}, 16, mode);
     // Runs of ordinary words' ids; what they say does not matter here.
@@ -79,7 +107,8 @@ class PairModelTest : public ::testing::Test {
     return request;
   }
 
-  double bandwidth_ = 0;  // bytes a second; 0: as fast as it goes
+  bool wrap_ = false;
+  channel::FaultOptions faults_;  // with `wrap_`: what the link does
   std::unique_ptr<PrefillServer> prefill_;
   std::unique_ptr<DecodeServer> decode_;
   std::unique_ptr<v1::Decode::Stub> stub_;
@@ -106,14 +135,12 @@ TEST_F(PairModelTest, FullModeMakesTheTokensOfLocalMode) {
 class SlowPairModelTest : public PairModelTest {
  protected:
   void SetUp() override {
-    bandwidth_ = 4e6;
+    wrap_ = true;
+    faults_.bandwidth = 4e6;
     PairModelTest::SetUp();
   }
   Result Run(v1::GenerateRequest request) {
-    decode_->prefix_cache().Clear();
-    prefill_->prefix_cache().Clear();
-    const Result result = Call(stub_.get(), std::move(request)).Wait();
-    EXPECT_TRUE(result.status.ok()) << result.status.error_message();
+    const Result result = RunAnew(std::move(request));
     EXPECT_EQ(result.stats.fallback_reason(), "");
     return result;
   }
@@ -162,6 +189,54 @@ TEST_F(SlowPairModelTest, ASelectionMakesTheSameTokensHoweverItsEntriesCome) {
     EXPECT_EQ(Run(serial).tokens, slow.tokens) << selector;
   }
   EXPECT_GT(remote, 0);
+}
+
+// Prompts of random tokens have nearly tied logits, where any rounding shows. Natural text, whole
+// pages, and the logarithms of the probabilities are compared with a tolerance, not tokens alone.
+TEST_F(PairModelTest, W13_LogprobsOfNaturalTextAreThoseOfLocalMode) {
+  const auto model = model::Model::Open(ModelPath());
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto tokenizer = tokenizer::Tokenizer::Create((*model)->tokenizer_data());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const std::vector<int32_t> words =
+      (*tokenizer)
+          ->Encode(
+              "The river had risen during the night, and by the morning the lower fields lay under "
+              "water. Nobody in the village was surprised: it happened every spring, when the snow "
+              "of "
+              "the mountains melted, and the old people could tell from the colour of the sky how "
+              "long "
+              "it would last. The miller carried his sacks to the upper floor, the children were "
+              "kept "
+              "at home, and the ferry, which on other days took the market women across, was drawn "
+              "up "
+              "on the bank and tied to the big willow with two ropes. On the third day a stranger "
+              "came "
+              "down the road from the hills and asked for the way to the town. They told him that "
+              "the "
+              "bridge was closed and that he would have to wait, and he sat down by the stove of "
+              "the "
+              "inn, took a book out of his coat, and began to read as if he had all the time in "
+              "the "
+              "world.",
+              /*parse_special=*/false);
+  for (const size_t length : {size_t{64}, size_t{144}}) {
+    ASSERT_GE(words.size(), length);
+    v1::GenerateRequest request = Request(0, v1::MODE_LOCAL);
+    request.mutable_prompt_ids()->Add(words.begin(), words.begin() + static_cast<long>(length));
+    request.mutable_sampling()->set_logprobs(2);
+    const std::vector<float> local = Logprobs(request, /*anew=*/true);
+    request.set_mode(v1::MODE_FULL);
+    const std::vector<float> full = Logprobs(request, /*anew=*/true);
+    const std::vector<float> hit = Logprobs(request, /*anew=*/false);  // with prefix hits
+    ASSERT_EQ(local.size(), 16u);
+    ASSERT_EQ(full.size(), 16u);
+    ASSERT_EQ(hit.size(), 16u);
+    for (size_t i = 0; i < 16; ++i) {
+      EXPECT_NEAR(full[i], local[i], 1e-3) << length << " tokens, step " << i;
+      EXPECT_NEAR(hit[i], local[i], 1e-3) << length << " tokens, step " << i;
+    }
+  }
 }
 
 }  // namespace
