@@ -39,6 +39,9 @@ void StatsToProto(const Stats& stats, v1::RequestStats* proto) {
   proto->set_selected_entries(stats.selected_entries);
   proto->set_remote_entries(stats.remote_entries);
   proto->set_wait_steps(stats.wait_steps);
+  for (const auto& [kind, count] : stats.step_kinds) {
+    (*proto->mutable_step_kinds())[std::string(transfer::StepKindName(kind))] = count;
+  }
 }
 
 // One call. The stream's callbacks, the engine's request and this object hold each other until the

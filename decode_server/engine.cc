@@ -321,7 +321,7 @@ std::optional<DecodeEngine::Share> DecodeEngine::ShareOfHandover(const RequestPt
   using Phase = Request::Handover::Phase;
   if (request->handover.phase == Phase::kBack) return Share{request, Part::kOutput};
   const int layers = LocalLayers(*request);
-  if (layers == parts_.executor->config().num_layers()) {
+  if (layers == parts_.executor->config().num_layers() && !LacksMetadata(*request)) {
     if (request->reading != nullptr && request->reading->metadata != nullptr) {
       // All keys are here, so what is missing of the metadata is made here.
       for (int layer = 0; layer < layers; ++layer) {
@@ -338,8 +338,14 @@ std::optional<DecodeEngine::Share> DecodeEngine::ShareOfHandover(const RequestPt
   if (request->reading != nullptr && LeaveHandover(request)) return std::nullopt;
   // Who selects without metadata has the whole step made where there is some, so that what is
   // selected never depends on what has come.
+  if (request->reading == nullptr &&
+      ChooseExactStep(*request, layers) == transfer::StepKind::kWait) {
+    return std::nullopt;
+  }
+  CountStep(*request, transfer::StepKind::kSplit);
   request->handover.from = request->reading != nullptr ? 0 : layers;
   if (request->handover.from > 0) return Share{request, Part::kFirstLayers};
+  if (request->reading != nullptr) GiveCredit(request);
   SendStep(request);
   return std::nullopt;
 }
@@ -379,9 +385,13 @@ absl::Status DecodeEngine::RunSlots(std::span<const executor::DecodeSlot> slots)
     LearnStep(slots, base::ToSeconds(parts_.clock->Now() - begin));
     return absl::OkStatus();
   }
+  const base::TimePoint begin = parts_.clock->Now();
   ASSIGN_OR_RETURN(const auto run, parts_.executor->StartStep(slots));
   ASSIGN_OR_RETURN(const auto state, run->Advance());
-  if (state == executor::StepRun::State::kDone) return absl::OkStatus();
+  if (state == executor::StepRun::State::kDone) {
+    step_times_.Stepped(base::ToSeconds(parts_.clock->Now() - begin));
+    return absl::OkStatus();
+  }
   return base::Internal("a step whose KV is all here would wait");
 }
 
@@ -393,6 +403,7 @@ void DecodeEngine::LearnStep(std::span<const executor::DecodeSlot> slots, double
   }
   const auto batch = static_cast<int64_t>(slots.size());
   placement_.Stepped(batch, context / batch, seconds);
+  step_times_.Stepped(seconds);
 }
 
 void DecodeEngine::FinishShare(const Share& share, const absl::Status& status,

@@ -27,6 +27,7 @@
 #include "decode_server/placement.h"
 #include "decode_server/remote_prefill.h"
 #include "decode_server/request.h"
+#include "decode_server/step_times.h"
 
 namespace smartgen::decode_server {
 
@@ -93,6 +94,7 @@ class DecodeEngine {
  private:
   struct Hot;
   using RequestPtr = std::shared_ptr<Request>;
+  static constexpr base::TimePoint kEndOfTime{INT64_MAX};
 
   absl::Status CheckSpec(const GenerateSpec& spec) const;
   void Run();
@@ -127,10 +129,43 @@ class DecodeEngine {
                std::span<const std::byte> bytes);
   void WatchHandover(const RequestPtr& request, base::TimePoint now);
   void FetchBorn(const RequestPtr& request);
+  // From steps by selection to steps handed over.
+  void ReturnToHandover(const RequestPtr& request);
+  // engine_choice.cc
+  // KV of the prompt that has not come.
+  double MissingBytes(const Request& request, const PrefillAttempt::Progress& progress) const;
+  // The way of a handed-over step there and back.
+  double SplitTrip(const transfer::LinkEstimate& link) const;
+  // What is expected of the next step if layers from `from` on are handed over.
+  transfer::StepOutlook LookAhead(const Request& request, int from) const;
+  // How a step is made that selects and whose metadata is here (it counts what was chosen when it
+  // is made; a wait when it begins). `owed_bytes`: KV of tokens made there that must come first.
+  transfer::StepKind ChooseSelectingStep(Request& request, int64_t owed_bytes);
+  // Full attention, the first `layers` all here: kSplit or kWait.
+  transfer::StepKind ChooseExactStep(Request& request, int layers);
+  // Mode exact: queries are shipped, instead of layers handed over, from the first step to the
+  // last.
+  bool ShipsQueries(const Request& request) const;
+  // The choice by cost is not ruled out by mode or options.
+  bool MayChoose(const Request& request) const;
+  // The soonest, but no wait that has taken too long.
+  transfer::StepKind WaitsOn(Request& request, const transfer::StepCosts& costs);
+  // The next step is waited for, at most so long; if it is not already.
+  void WaitUntil(Request& request, base::TimePoint until);
+  void CountStep(Request& request, transfer::StepKind kind);
+  // A step was made by fetching.
+  void LearnMisses(Request& request, int64_t remote_entries);
   // engine_reading.cc
   absl::Status PrepareReading(const RequestPtr& request);
   void OnMetadata(const RequestPtr& request, int layer, int64_t begin, int64_t end, bool header,
                   std::span<const std::byte> bytes);
+  // Of the prompt's tokens that travel: what is not here.
+  std::vector<transfer::LayerRange> MissingMetadata(const Request& request) const;
+  // Metadata is missing that cannot be made from the keys here though all that travel are: a
+  // sliding window shows a part of a page.
+  bool LacksMetadata(const Request& request) const;
+  // Asks for metadata that does not come.
+  void WatchMetadata(const RequestPtr& request, base::TimePoint now);
   // What of the metadata of tokens before the newest is here. Makes what can be made from keys that
   // are here.
   enum class MetadataState {
@@ -157,6 +192,8 @@ class DecodeEngine {
     std::unique_ptr<executor::StepRun> run;
     base::TimePoint waiting_since{};  // zero: it has not waited
   };
+  // False if the step is made by handing it over, or later.
+  bool GoesOnReading(const RequestPtr& request);
   void StartCohort();
   bool AdvanceCohorts();
   void FinishCohort(Cohort& cohort, const absl::Status& status);
@@ -208,6 +245,7 @@ class DecodeEngine {
   std::vector<std::shared_ptr<Cohort>> cohorts_;
   std::vector<float> logits_;  // max_batch rows
   Placement placement_;
+  StepTimes step_times_;
 
   std::thread thread_;
 };

@@ -5,18 +5,23 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/transfer/blocks.h"
 #include "decode_server/engine.h"
 #include "decode_server/engine_metrics.h"
 
 namespace smartgen::decode_server {
 
 void DecodeEngine::EnterHandover(const RequestPtr& request) {
+  ReturnToHandover(request);
+  request->decode_started = parts_.clock->Now();
+}
+
+void DecodeEngine::ReturnToHandover(const RequestPtr& request) {
   request->Advance(RequestState::kHandover);
   request->handover = {};
   request->handover.local_until.assign(static_cast<size_t>(parts_.executor->config().num_layers()),
                                        0);
   request->handover.hidden.resize(static_cast<size_t>(parts_.executor->config().hidden_dim));
-  request->decode_started = parts_.clock->Now();
 }
 
 int DecodeEngine::LocalLayers(Request& request) {
@@ -25,6 +30,8 @@ int DecodeEngine::LocalLayers(Request& request) {
   const int layers = static_cast<int>(handover.local_until.size());
   while (handover.layers < layers) {
     int64_t& until = handover.local_until[static_cast<size_t>(handover.layers)];
+    const int window = parts_.pool->layout().layers[static_cast<size_t>(handover.layers)].window;
+    until = std::max(until, transfer::TravelBegin(window, 0, position));
     until = request.sequence->FirstNotLocal(handover.layers, std::min(until, position), position);
     if (until < position) break;
     ++handover.layers;
@@ -36,8 +43,12 @@ void DecodeEngine::SendStep(const RequestPtr& request) {
   auto& handover = request->handover;
   handover.phase = Request::Handover::Phase::kAway;
   handover.sent_at = parts_.clock->Now();
-  request->remote.attempt->Split(request->length() - 1, request->tokens.back(), handover.from,
-                                 handover.hidden);
+  const int64_t position = request->length() - 1;
+  const int64_t held = std::min(request->outlook.held_there, position);
+  const auto before = std::span<const int32_t>(request->tokens)
+                          .subspan(static_cast<size_t>(held), static_cast<size_t>(position - held));
+  request->remote.attempt->Split(position, request->tokens.back(), handover.from, handover.hidden,
+                                 before);
 }
 
 void DecodeEngine::OnReply(const RequestPtr& request, uint64_t step, int layer,
@@ -62,6 +73,15 @@ void DecodeEngine::OnReply(const RequestPtr& request, uint64_t step, int layer,
   }
   std::memcpy(handover.hidden.data(), bytes.data(), bytes.size());
   handover.phase = Request::Handover::Phase::kBack;
+  const int64_t position = request->length() - 1;
+  const base::TimePoint now = parts_.clock->Now();
+  if (handover.retries == 0 && request->outlook.held_there == position) {
+    const int layers = parts_.executor->config().num_layers();
+    step_times_.HandedOver(request->remote.address, base::ToSeconds(now - handover.sent_at),
+                           static_cast<double>(layers - handover.from) / layers,
+                           SplitTrip(request->remote.attempt->progress().link), now);
+  }
+  request->outlook.held_there = position + 1;
   handover.retries = 0;
 }
 
@@ -92,7 +112,9 @@ void DecodeEngine::FetchBorn(const RequestPtr& request) {
   std::vector<transfer::LayerRange> missing;
   for (int layer = request->handover.layers;
        layer < static_cast<int>(request->handover.local_until.size()); ++layer) {
-    if (!request->sequence->AllLocal(layer, 0, prompt_end)) continue;
+    const int window = parts_.pool->layout().layers[static_cast<size_t>(layer)].window;
+    const int64_t first = transfer::TravelBegin(window, 0, prompt_end);
+    if (!request->sequence->AllLocal(layer, first, prompt_end)) continue;
     for (int64_t token = prompt_end; token < position; ++token) {
       if (!request->sequence->AllLocal(layer, token, token + 1)) {
         missing.push_back({layer, token, token + 1});

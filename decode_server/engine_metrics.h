@@ -19,6 +19,7 @@ struct DecodeEngine::Hot {
         generated(m.GetCounter("generation_tokens_total")),
         preemptions(m.GetCounter("preemptions_total")),
         miss_ratio(m.GetHistogram("ondemand_miss_ratio")),
+        speculative_iterations(m.GetHistogram("speculative_iterations")),
         stall_seconds(m.GetHistogram("decode_stall_seconds")),
         running(m.GetGauge("requests_running")),
         waiting(m.GetGauge("requests_waiting")),
@@ -36,6 +37,7 @@ struct DecodeEngine::Hot {
   metrics::Counter& generated;
   metrics::Counter& preemptions;
   metrics::Histogram& miss_ratio;
+  metrics::Histogram& speculative_iterations;
   metrics::Histogram& stall_seconds;
   metrics::Gauge& running;
   metrics::Gauge& waiting;

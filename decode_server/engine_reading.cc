@@ -38,7 +38,62 @@ void DecodeEngine::OnMetadata(const RequestPtr& request, int layer, int64_t begi
   }
   if (!status.ok()) {
     AttemptFailed(request, Fallback::kPrefillError, base::Annotate(status, "selection metadata"));
+    return;
   }
+  request->remote.metadata_at = parts_.clock->Now();
+  request->remote.metadata_asks = 0;
+}
+
+std::vector<transfer::LayerRange> DecodeEngine::MissingMetadata(const Request& request) const {
+  const selector::MetadataStore& store = *request.reading->metadata;
+  const int64_t begin = request.sequence->prefix_tokens();
+  const int64_t end = request.remote.prompt_end;
+  std::vector<transfer::LayerRange> missing;
+  for (int layer = 0; layer < store.layout().num_layers(); ++layer) {
+    if (store.layout().UnitBytes(layer) == 0) continue;
+    const bool header = store.layout().HeaderBytes(layer) > 0 && store.Header(layer).empty();
+    const int64_t first = header ? begin : store.FirstMissing(layer, begin, end);
+    if (first < end) missing.push_back({layer, first, end});
+  }
+  return missing;
+}
+
+bool DecodeEngine::LacksMetadata(const Request& request) const {
+  if (request.reading == nullptr || request.reading->metadata == nullptr) return false;
+  const auto& layers = parts_.pool->layout().layers;
+  const bool windows =
+      std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer.window > 0; });
+  return windows && !MissingMetadata(request).empty();
+}
+
+void DecodeEngine::WatchMetadata(const RequestPtr& request, base::TimePoint now) {
+  auto& remote = request->remote;
+  if (request->reading == nullptr || request->reading->metadata == nullptr) return;
+  const base::Duration patience = options_.stall * (int64_t{1} << remote.metadata_asks);
+  if (now - remote.metadata_at <= patience) return;
+  const std::vector<transfer::LayerRange> missing = MissingMetadata(*request);
+  if (missing.empty()) return;
+  // On a thin link a message takes its time.
+  int64_t bytes = 0;
+  for (const transfer::LayerRange& range : missing) {
+    bytes += request->reading->metadata->layout().RangeBytes(range.layer, range.begin, range.end);
+  }
+  const double rate = remote.attempt->progress().link.bytes_per_second;
+  const auto way = base::FromSeconds(rate > 0 ? static_cast<double>(bytes) / rate : 0);
+  if (now - remote.metadata_at <= patience + way) return;
+  if (remote.metadata_asks >= options_.max_fetches) {
+    AttemptFailed(request, Fallback::kTransferStalled,
+                  base::DataLoss("selection metadata of {} layers did not come though asked for {} "
+                                 "times",
+                                 missing.size(), remote.metadata_asks));
+    return;
+  }
+  ++remote.metadata_asks;
+  remote.metadata_at = now;
+  parts_.metrics->GetCounter("fallback_total", {{"reason", "metadata_missing"}}).Add();
+  SMARTGEN_LOG(warn, "decode", "selection metadata of {} layers is missing: asking {} ({} of {})",
+               missing.size(), remote.address, remote.metadata_asks, options_.max_fetches);
+  remote.attempt->FetchMetadata(missing);
 }
 
 DecodeEngine::MetadataState DecodeEngine::LookAtMetadata(
@@ -76,18 +131,38 @@ DecodeEngine::MetadataState DecodeEngine::LookAtMetadata(
 }
 
 bool DecodeEngine::LeaveHandover(const RequestPtr& request) {
+  using transfer::StepKind;
+  auto& handover = request->handover;
   std::vector<transfer::LayerRange> missing;
-  switch (LookAtMetadata(*request, &missing)) {
-    case MetadataState::kReady:
-      EnterReading(request);
-      return true;
-    case MetadataState::kMissing:
-      return false;
-    case MetadataState::kBornMissing:
-      break;
+  const MetadataState state = LookAtMetadata(*request, &missing);
+  if (state == MetadataState::kMissing) {
+    const bool waits = request->spec.mode == Mode::kSmartGen &&
+                       request->spec.transfer.handover == transfer::Handover::kNone;
+    if (waits) WaitUntil(*request, kEndOfTime);
+    return waits;
+  }
+  // Who has asked for keys has chosen.
+  if (handover.held_since == base::TimePoint{}) {
+    int64_t owed = 0;
+    for (const transfer::LayerRange& range : missing) {
+      owed += (range.end - range.begin) * parts_.pool->layout().TokenBytes(range.layer);
+    }
+    switch (ChooseSelectingStep(*request, owed)) {
+      case StepKind::kSplit:
+      case StepKind::kAttend:
+        return false;
+      case StepKind::kWait:
+        GiveCredit(request);
+        return true;
+      case StepKind::kFetch:
+        break;
+    }
+  }
+  if (state == MetadataState::kReady) {
+    EnterReading(request);
+    return true;
   }
   // Another handed-over step would make another token whose keys are there: this one waits instead.
-  auto& handover = request->handover;
   const base::TimePoint now = parts_.clock->Now();
   if (handover.held_since == base::TimePoint{}) {
     handover.held_since = now;
@@ -122,8 +197,8 @@ void DecodeEngine::EnterReading(const RequestPtr& request) {
 void DecodeEngine::GiveCredit(const RequestPtr& request) {
   const auto& options = request->spec.transfer;
   if (!options.speculation || request->spec.mode != Mode::kSmartGen) return;
-  const int64_t all = (request->remote.prompt_end - request->sequence->prefix_tokens()) *
-                      parts_.pool->layout().TokenBytes();
+  const int64_t all = transfer::TravelBytes(
+      parts_.pool->layout(), request->sequence->prefix_tokens(), request->remote.prompt_end);
   const double ratio = options.speculative_ratio > 0 ? options.speculative_ratio : 1;
   const auto per_step = static_cast<int64_t>(ratio * static_cast<double>(all));
   const auto paths = request->remote.attempt->progress().path_bytes;
@@ -134,6 +209,29 @@ void DecodeEngine::GiveCredit(const RequestPtr& request) {
   if (more <= 0) return;
   request->reading->credited += more;
   request->remote.attempt->Credit(more);
+}
+
+bool DecodeEngine::GoesOnReading(const RequestPtr& request) {
+  if (request->reading->selector == nullptr) {
+    CountStep(*request, transfer::StepKind::kAttend);
+    return true;
+  }
+  switch (ChooseSelectingStep(*request, 0)) {
+    case transfer::StepKind::kSplit:
+    case transfer::StepKind::kAttend:
+      request->reading->reader.reset();
+      request->reading->read.remote = nullptr;
+      ReturnToHandover(request);
+      return false;
+    case transfer::StepKind::kWait:
+      GiveCredit(request);
+      return false;
+    case transfer::StepKind::kFetch:
+      break;
+  }
+  CountStep(*request, transfer::StepKind::kFetch);
+  request->outlook.missing_before = MissingBytes(*request, request->remote.attempt->progress());
+  return true;
 }
 
 void DecodeEngine::StartCohort() {
@@ -150,8 +248,9 @@ void DecodeEngine::StartCohort() {
       GrowOrPreempt(request);
     }
   }
-  std::erase_if(
-      ready, [](const RequestPtr& request) { return request->state() != RequestState::kReading; });
+  std::erase_if(ready, [this](const RequestPtr& request) {
+    return request->state() != RequestState::kReading || !GoesOnReading(request);
+  });
   if (ready.empty()) return;
   auto cohort = std::make_shared<Cohort>();
   const auto vocab = static_cast<size_t>(parts_.executor->config().vocab_size);
@@ -186,6 +285,7 @@ bool DecodeEngine::AdvanceCohorts() {
   bool advanced = false;
   const auto cohorts = cohorts_;
   for (const auto& cohort : cohorts) {
+    const base::TimePoint begin = parts_.clock->Now();
     const auto state = cohort->run->Advance();
     if (state.ok() && *state == executor::StepRun::State::kWaiting) {
       if (cohort->waiting_since == base::TimePoint{}) cohort->waiting_since = parts_.clock->Now();
@@ -195,6 +295,8 @@ bool DecodeEngine::AdvanceCohorts() {
     std::erase(cohorts_, cohort);
     if (cohort->waiting_since != base::TimePoint{}) {
       hot_->stall_seconds.Observe(base::ToSeconds(parts_.clock->Now() - cohort->waiting_since));
+    } else if (state.ok()) {
+      step_times_.Stepped(base::ToSeconds(parts_.clock->Now() - begin));
     }
     FinishCohort(*cohort, state.status());
   }
@@ -227,7 +329,11 @@ void DecodeEngine::FinishCohort(Cohort& cohort, const absl::Status& status) {
     request->stats.selected_entries += read.selected_entries;
     request->stats.remote_entries += read.remote_entries;
     if (cohort.waiting_since != base::TimePoint{}) ++request->stats.wait_steps;
-    if (member.reading->selector == nullptr) ++request->stats.handover_steps;
+    if (member.reading->selector == nullptr) {
+      ++request->stats.handover_steps;
+    } else {
+      LearnMisses(*request, read.remote_entries);
+    }
     if (read.selected_entries > 0) {
       hot_->miss_ratio.Observe(static_cast<double>(read.remote_entries) /
                                static_cast<double>(read.selected_entries));

@@ -62,10 +62,9 @@ absl::Status DecodeEngine::StartAttempt(const RequestPtr& request, const std::st
   spec.transfer = request->spec.transfer;
   request->remote = {};
   request->remote.prompt_end = request->length();
+  request->outlook = {.held_there = request->length()};
   request->reading.reset();
-  if (transfer::Selects(mode) || (mode == Mode::kExact && spec.transfer.ship_queries)) {
-    RETURN_IF_ERROR(PrepareReading(request));
-  }
+  if (transfer::Selects(mode)) RETURN_IF_ERROR(PrepareReading(request));
   request->remote.number = ++request->attempts;
   request->remote.address = address;
   ASSIGN_OR_RETURN(request->remote.attempt,
@@ -179,11 +178,12 @@ void DecodeEngine::OnToken(const RequestPtr& request, const sampling::SampledTok
   const double seconds = base::ToSeconds(now - request->prefill_started);
   request->stats.prefill_seconds += seconds;
   hot_->prefill_seconds.Observe(seconds);
-  request->remote.token_at = request->remote.progress_at = now;
+  request->remote.token_at = request->remote.progress_at = request->remote.metadata_at = now;
   const Mode mode = request->stats.mode;
   if (mode == Mode::kFull || (request->remote.kv_complete && request->reading == nullptr)) {
     request->Advance(RequestState::kReceiving);
-  } else if (mode == Mode::kExact && request->spec.transfer.ship_queries) {
+  } else if (mode == Mode::kExact && ShipsQueries(*request)) {
+    request->reading = std::make_shared<Request::Reading>();
     EnterReading(request);
   } else {
     EnterHandover(request);  // until there is metadata to select by, in modes that select
@@ -209,6 +209,13 @@ void DecodeEngine::OnDone(const RequestPtr& request, bool transfer, double secon
 void DecodeEngine::OnComplete(const RequestPtr& request) {
   request->remote.kv_complete = true;
   request->stats.all_local_seconds = base::ToSeconds(parts_.clock->Now() - request->arrival);
+  const bool speculative = request->spec.mode == Mode::kSmartGen &&
+                           request->spec.transfer.speculation &&
+                           request->state() != RequestState::kRemotePrefill;
+  if (speculative) {
+    hot_->speculative_iterations.Observe(
+        static_cast<double>(request->length() - 1 - request->remote.prompt_end));
+  }
   if (request->state() == RequestState::kReceiving) EnterDecoding(request);
 }
 
@@ -247,6 +254,7 @@ void DecodeEngine::WatchAttempts() {
       remote.renewed_at = now;
     }
     if (request->state() == RequestState::kHandover) WatchHandover(request, now);
+    if (request->state() == RequestState::kHandover) WatchMetadata(request, now);
     const RequestState state = request->state();
     if (state == RequestState::kReceiving || state == RequestState::kHandover) {
       WatchTransfer(request, now);

@@ -15,8 +15,9 @@ void Options::Bind(config::Binder& b) {
   security.Bind(b);
   b.Choice("mode", &mode, {"auto", "full", "local", "exact", "smartgen", "partial", "random"},
            "for requests that name none");
-  b.Choice("handover", &handover, {"split", "attend"},
-           "exact steps while KV is on the way: layers or queries are handed over");
+  b.Choice("handover", &handover, {"auto", "split", "attend", "none"},
+           "steps while KV is on the way: the prefill side runs layers, attends for queries, or "
+           "neither; auto: the soonest");
   b.Choice("selector", &transfer.selector, {"dense", "quest", "hata", "infinigen"},
            "which KV a step reads, in modes that select");
   b.Field("selector_parameters", &selector_parameters,

@@ -24,7 +24,9 @@ struct Options {
   // File or folder of trained selector parameters (smartgen profile --train-hash, --train-skew);
   // empty: none. The same on both sides of a pairing.
   std::string selector_parameters;
-  std::string handover = "split";  // of mode exact, likewise: split, attend
+  // How the prefill side helps with steps while KV is on the way, likewise: auto, split, attend,
+  // none.
+  std::string handover = "auto";
   std::string compute =
       "auto";  // f32, bf16, auto (the faster of the two here); equal on both sides of a pairing
   int threads = 0;  // 0: one a core

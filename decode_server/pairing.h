@@ -99,6 +99,8 @@ class PairingSession : public std::enable_shared_from_this<PairingSession> {
   v1::Prefill::Stub& stub() { return *prefill_stub_; }
   std::shared_ptr<transfer::TransferReceiver> receiver() const;
   uint64_t received_bytes() const;
+  // What the prefill side last said of the link.
+  transfer::LinkEstimate link() const;
   absl::Status Register(const base::TransferId& id, const std::shared_ptr<RemoteAttempt>& attempt);
   void Unregister(const base::TransferId& id);
   void Send(v1::ControlMessage message);
@@ -134,6 +136,7 @@ class PairingSession : public std::enable_shared_from_this<PairingSession> {
   bool up_ ABSL_GUARDED_BY(mutex_) = false;
   bool down_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  transfer::LinkEstimate link_ ABSL_GUARDED_BY(mutex_);
   absl::Status reason_ ABSL_GUARDED_BY(mutex_);
   base::TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);
   uint64_t ticks_ ABSL_GUARDED_BY(mutex_) = 0;

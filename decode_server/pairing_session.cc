@@ -182,6 +182,10 @@ void PairingSession::OnMessage(const v1::ControlMessage& message) {
       replied_ = true;
     }
     if (message.has_paired()) paired_ = true;
+    if (message.has_link()) {
+      link_ = {.bytes_per_second = BelievableRate(message.link().bytes_per_second()),
+               .rtt_seconds = BelievableTrip(message.link().round_trip_seconds())};
+    }
     if (message.has_heartbeat()) draining_ = message.heartbeat().draining();
   }
   changed_.NotifyAll();
@@ -274,6 +278,11 @@ uint64_t PairingSession::peer_incarnation() const {
 base::Duration PairingSession::lease() const {
   base::MutexLock lock(mutex_);
   return base::FromSeconds(BelievableLease(reply_.lease_seconds()));
+}
+
+transfer::LinkEstimate PairingSession::link() const {
+  base::MutexLock lock(mutex_);
+  return link_;
 }
 
 std::shared_ptr<transfer::TransferReceiver> PairingSession::receiver() const {

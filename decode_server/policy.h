@@ -33,4 +33,14 @@ inline double BelievableLease(double seconds) {
   return std::min(seconds, kMax);
 }
 
+// What a peer says of the link; 0, not known, for what is no number or cannot be.
+inline double BelievableRate(double bytes_per_second) {
+  constexpr double kMax = 1e12;
+  return bytes_per_second > 0 && bytes_per_second <= kMax ? bytes_per_second : 0;
+}
+inline double BelievableTrip(double seconds) {
+  constexpr double kMax = 10;
+  return seconds > 0 && seconds <= kMax ? seconds : 0;
+}
+
 }  // namespace smartgen::decode_server

@@ -201,7 +201,8 @@ PrefillAttempt::Progress RemoteAttempt::progress() const {
   }
   return {.bytes = stats.bytes,
           .pairing_bytes = session_->received_bytes(),
-          .path_bytes = std::move(stats.bytes_by_path)};
+          .path_bytes = std::move(stats.bytes_by_path),
+          .link = session_->link()};
 }
 
 bool RemoteAttempt::FetchMissing() {
@@ -230,14 +231,28 @@ void RemoteAttempt::FetchHeads(int layer, std::span<const kv::HeadRange> ranges,
   session_->Send(std::move(message));
 }
 
-void RemoteAttempt::Split(int64_t position, int32_t token, int layer,
-                          std::span<const float> hidden) {
+void RemoteAttempt::FetchMetadata(std::span<const transfer::LayerRange> ranges) {
+  v1::ControlMessage message;
+  v1::Fetch& fetch = *message.mutable_fetch();
+  fetch.set_transfer_id(rpc::TransferIdBytes(id_));
+  for (const transfer::LayerRange& range : ranges) {
+    v1::LayerRange* out = fetch.add_metadata();
+    out->set_layer(range.layer);
+    out->set_begin(range.begin);
+    out->set_end(range.end);
+  }
+  session_->Send(std::move(message));
+}
+
+void RemoteAttempt::Split(int64_t position, int32_t token, int layer, std::span<const float> hidden,
+                          std::span<const int32_t> before) {
   v1::Split::Step step;
   step.set_transfer_id(rpc::TransferIdBytes(id_));
   step.set_position(position);
   step.set_token(token);
   step.set_layer(layer);
   if (layer > 0) step.set_hidden(hidden.data(), hidden.size_bytes());
+  step.mutable_before()->Add(before.begin(), before.end());
   session_->AddStep(std::move(step));
 }
 

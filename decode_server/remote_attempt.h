@@ -21,7 +21,9 @@ class RemoteAttempt final : public PrefillAttempt,
   bool FetchMissing() override;
   void FetchRanges(std::span<const transfer::LayerRange> ranges) override;
   void FetchHeads(int layer, std::span<const kv::HeadRange> ranges, bool again) override;
-  void Split(int64_t position, int32_t token, int layer, std::span<const float> hidden) override;
+  void FetchMetadata(std::span<const transfer::LayerRange> ranges) override;
+  void Split(int64_t position, int32_t token, int layer, std::span<const float> hidden,
+             std::span<const int32_t> before) override;
   void FlushSteps() override { session_->FlushSteps(); }
   void Attend(int64_t position, int layer, int64_t begin, int64_t end,
               std::span<const float> queries) override;

@@ -88,6 +88,7 @@ class PrefillAttempt {
     uint64_t bytes = 0;          // of this transfer, verified
     uint64_t pairing_bytes = 0;  // of all transfers of the pairing
     std::map<transfer::Path, uint64_t> path_bytes;
+    transfer::LinkEstimate link;  // as the prefill side sees it
   };
   virtual ~PrefillAttempt() = default;
   virtual Progress progress() const = 0;
@@ -97,9 +98,13 @@ class PrefillAttempt {
   virtual void FetchRanges(std::span<const transfer::LayerRange> ranges) = 0;
   // Entries that a step needs; `again`: also those that are on their way.
   virtual void FetchHeads(int layer, std::span<const kv::HeadRange> ranges, bool again) = 0;
+  // Asks for selection metadata again (of a layer with a header: that as well).
+  virtual void FetchMetadata(std::span<const transfer::LayerRange> ranges) = 0;
   // Hands the rest of a step over: layers [layer, all) of the token at `position`. Steps of the
-  // same instance go out together, when FlushSteps is called for any of them.
-  virtual void Split(int64_t position, int32_t token, int layer, std::span<const float> hidden) = 0;
+  // same instance go out together, when FlushSteps is called for any of them. `before`: the tokens
+  // right before that were made here, whose KV is made there first.
+  virtual void Split(int64_t position, int32_t token, int layer, std::span<const float> hidden,
+                     std::span<const int32_t> before) = 0;
   virtual void FlushSteps() = 0;
   virtual void Attend(int64_t position, int layer, int64_t begin, int64_t end,
                       std::span<const float> queries) = 0;

@@ -18,8 +18,9 @@ bool Allowed(RequestState from, RequestState to) {
       return to == kReceiving || to == kHandover || to == kReading || lost;
     case kHandover:
       return to == kReading || to == kDecoding || lost;
-    case kReceiving:
     case kReading:
+      return to == kHandover || to == kDecoding || lost;
+    case kReceiving:
       return to == kDecoding || lost;
     case kLocalPrefill:
       return to == kDecoding || to == kWaiting;

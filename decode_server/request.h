@@ -13,7 +13,7 @@
 //   kRemotePrefill -> kReceiving | kHandover | kReading | kLost | kFinished
 //   kReceiving     -> kDecoding | kLost | kFinished
 //   kHandover      -> kReading (its metadata has come) | kDecoding | kLost | kFinished
-//   kReading     -> kDecoding | kLost | kFinished
+//   kReading       -> kHandover (a step is sooner there) | kDecoding | kLost | kFinished
 //   kLocalPrefill  -> kDecoding | kWaiting (pre-empted) | kFinished
 //   kDecoding      -> kWaiting (pre-empted) | kFinished
 //   where kLost is: kRemotePrefill (another instance) | kLocalPrefill | kWaiting (pre-empted)
@@ -40,6 +40,7 @@
 #include "common/kv/sequence.h"
 #include "common/sampling/sampler.h"
 #include "common/selector/selector.h"
+#include "common/transfer/step_choice.h"
 #include "decode_server/remote_prefill.h"
 #include "decode_server/remote_reader.h"
 
@@ -67,6 +68,8 @@ struct Stats {
   int64_t selected_entries = 0;  // by steps that selected
   int64_t remote_entries = 0;    // of these, not here when their layer began
   int64_t wait_steps = 0;        // steps that waited for entries
+  // Steps made while some KV was not here, by how; kWait: those that waited before that.
+  std::map<transfer::StepKind, int64_t> step_kinds;
 };
 
 // Who hears of a request. Calls come from the engine's thread and must not block: Admitted?,
@@ -130,6 +133,16 @@ class Request {
     int64_t credited = 0;    // bytes of the rest that may have been sent
   };
 
+  // What the choice of how to make the next step goes by.
+  struct Outlook {
+    int64_t held_there = 0;        // the prefill side has the KV of so many tokens
+    double missed_bytes = -1;      // by the latest steps that fetched; -1: none did
+    double missing_then = 0;       // bytes that were not here then
+    double missing_before = 0;     // when the step under way began
+    base::TimePoint wait_until{};  // zero: the next step has not been waited for
+    bool waited = false;           // long enough
+  };
+
   const GenerateSpec spec;
   const std::shared_ptr<GenerateListener> listener;
   const base::TimePoint arrival;
@@ -176,10 +189,13 @@ class Request {
     uint64_t progress_bytes = 0;
     base::TimePoint pairing_at{};  // when bytes of any transfer of the pairing last came
     uint64_t pairing_bytes = 0;
-    int fetches = 0;  // without progress since
+    int fetches = 0;                // without progress since
+    base::TimePoint metadata_at{};  // when metadata last came, or was last asked for
+    int metadata_asks = 0;          // without any coming since
   };
   Remote remote;
   Handover handover;
+  Outlook outlook;
   std::shared_ptr<Reading> reading;  // a cohort may hold it longer; null: none
   uint64_t attempts = 0;
   std::vector<std::string> tried;  // instances that failed this request

@@ -157,7 +157,7 @@ void DecodeServer::InitEngine() {
 absl::Status DecodeServer::InitServices() {
   ASSIGN_OR_RETURN(const Mode mode, transfer::ParseMode(options_.mode));
   transfer::RequestOptions transfer = options_.transfer;
-  transfer.ship_queries = options_.handover == "attend";
+  ASSIGN_OR_RETURN(transfer.handover, transfer::ParseHandover(options_.handover));
   DecodeService::Parts service_parts{engine_.get(),
                                      parts_.clock,
                                      metrics_.get(),

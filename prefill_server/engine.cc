@@ -409,6 +409,7 @@ void PrefillEngine::FinishPrompt(const std::shared_ptr<Job>& job, std::span<floa
   hot_->generated.Add();
   std::erase(running_, job);
   job->Advance(JobState::kEnded);
+  job->held_tokens = job->tokens();
   job->SetComputed();
   parts_.planner->Learn(job->tokens() - job->cached_tokens, job->cached_tokens,
                         job->compute_seconds);

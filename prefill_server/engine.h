@@ -90,6 +90,8 @@ class PrefillEngine {
   // nothing.
   void SubmitSplit(std::vector<SplitStep> steps);
   void SubmitAttend(std::vector<AttendStep> steps);
+  // Selection metadata goes again, as far as it was made; it may have been lost.
+  void ResendMetadata(const base::TransferId& id, std::vector<transfer::LayerRange> ranges);
   // The link is gone: all its jobs and leases end.
   void DropLink(const DecodeLink* link, const absl::Status& reason);
 
@@ -126,6 +128,11 @@ class PrefillEngine {
   bool RunHandover();
   bool MayHandOver();
   void RunSplits(std::vector<SplitStep> steps);
+  struct RunningSplit;
+  absl::Status CheckSplit(const Job& job, const SplitStep& step) const;
+  // Makes the KV of the tokens before the step's that have none here.
+  absl::Status Replay(RunningSplit& split);
+  void FinishSplit(RunningSplit& split, absl::Status status);
   absl::Status RunSlots(std::span<const executor::DecodeSlot> slots);
   void RunAttends(std::vector<AttendStep> steps);
   // Null, and the transfer is aborted, if it is none whose KV is complete and held.

@@ -15,6 +15,8 @@ namespace {
 constexpr double kMaxCreditSeconds = 0.2;
 // More steps than transfers can be are a broken peer's; the oldest is dropped (it asks again).
 constexpr size_t kMaxWaitingSteps = 4096;
+// Tokens made anew before a step: many times what the other side ever asks for.
+constexpr size_t kMaxReplayed = 256;
 
 std::vector<std::byte> Bytes(std::span<const float> values) {
   const auto bytes = std::as_bytes(values);
@@ -48,6 +50,25 @@ void PrefillEngine::SubmitAttend(std::vector<AttendStep> steps) {
     }
   }
   mailbox_.Post([] {});
+}
+
+void PrefillEngine::ResendMetadata(const base::TransferId& id,
+                                   std::vector<transfer::LayerRange> ranges) {
+  mailbox_.Post([this, id, ranges = std::move(ranges)] {
+    const std::shared_ptr<Job> job = HeldJob(id);
+    if (job == nullptr || job->metadata == nullptr) return;
+    const auto sink = [&](int layer, int64_t begin, int64_t end, bool header,
+                          std::vector<std::byte> bytes) {
+      return job->spec.link->Metadata(id, layer, begin, end, header, std::move(bytes));
+    };
+    absl::Status status;
+    for (const transfer::LayerRange& range : ranges) {
+      if (status.ok()) status = job->metadata->Resend(range.layer, range.begin, range.end, sink);
+    }
+    if (!status.ok() && !job->cancelled()) {
+      AbortTransfer(job, base::Annotate(status, "selection metadata again"));
+    }
+  });
 }
 
 bool PrefillEngine::MayHandOver() {
@@ -114,69 +135,111 @@ void PrefillEngine::AbortTransfer(const std::shared_ptr<Job>& job, const absl::S
   Cancel(job, status);
 }
 
-void PrefillEngine::RunSplits(std::vector<SplitStep> steps) {
+struct PrefillEngine::RunningSplit {
+  std::shared_ptr<Job> job;
+  std::shared_ptr<kv::KvSequence> sequence;
+  SplitStep step;
+  executor::SlotRead read;
+
+  // Layers [layer, all) of `token` at `position`; `hidden` in and out.
+  executor::DecodeSlot Slot(int64_t position, int32_t token, int layer, std::span<float> hidden) {
+    executor::DecodeSlot slot;
+    slot.sequence = sequence.get();
+    slot.position = position;
+    slot.token = token;
+    slot.layer_begin = layer;
+    slot.hidden = hidden;
+    if (job->metadata != nullptr) {
+      read.selector = job->metadata->selector();
+      read.metadata = job->metadata->store();
+      slot.read = &read;
+    }
+    return slot;
+  }
+};
+
+absl::Status PrefillEngine::CheckSplit(const Job& job, const SplitStep& step) const {
   const auto hidden_dim = static_cast<size_t>(parts_.executor->config().hidden_dim);
   const int layers = parts_.pool->layout().num_layers();
-  struct Running {
-    std::shared_ptr<Job> job;
-    std::shared_ptr<kv::KvSequence> sequence;
-    SplitStep step;
-    executor::SlotRead read;
-  };
-  std::vector<Running> running;
+  const int64_t capacity = parts_.pool->layout().token_capacity;
+  if (step.layer < 0 || step.layer >= layers ||
+      step.hidden.size() != (step.layer == 0 ? 0 : hidden_dim) || step.position < job.tokens() ||
+      step.position >= capacity) {
+    return base::InvalidArgument(
+        "split step: layer {} of {}, {} hidden values (want {}), position {} (want {} to {})",
+        step.layer, layers, step.hidden.size(), hidden_dim, step.position, job.tokens(),
+        capacity - 1);
+  }
+  const auto before = static_cast<int64_t>(step.before.size());
+  if (before > static_cast<int64_t>(kMaxReplayed) || step.position - before > job.held_tokens ||
+      (before > 0 && step.layer > 0)) {
+    return base::InvalidArgument(
+        "split step: position {} from layer {} on with {} tokens before it, but KV of {} is here",
+        step.position, step.layer, before, job.held_tokens);
+  }
+  return absl::OkStatus();
+}
+
+// Tokens that the other side made: their KV is there, and is not born here a second time.
+absl::Status PrefillEngine::Replay(RunningSplit& split) {
+  const int64_t first = split.step.position - static_cast<int64_t>(split.step.before.size());
+  std::vector<float> hidden(split.step.hidden.size());
+  while (split.job->held_tokens < split.step.position) {
+    const int64_t position = split.job->held_tokens;
+    const int32_t token = split.step.before[static_cast<size_t>(position - first)];
+    const executor::DecodeSlot slot = split.Slot(position, token, 0, hidden);
+    RETURN_IF_ERROR(RunSlots({&slot, 1}));
+    ++split.job->held_tokens;
+  }
+  return absl::OkStatus();
+}
+
+void PrefillEngine::RunSplits(std::vector<SplitStep> steps) {
+  const auto hidden_dim = static_cast<size_t>(parts_.executor->config().hidden_dim);
+  std::vector<RunningSplit> running;
   for (SplitStep& step : steps) {
     const std::shared_ptr<Job> job = HeldJob(step.id);
     const std::shared_ptr<kv::KvSequence> sequence = job == nullptr ? nullptr : job->sequence();
     if (sequence == nullptr) continue;
-    absl::Status status;
-    if (step.layer < 0 || step.layer >= layers ||
-        step.hidden.size() != (step.layer == 0 ? 0 : hidden_dim) || step.position < job->tokens() ||
-        step.position >= sequence->layout().token_capacity) {
-      status = base::InvalidArgument(
-          "split step: layer {} of {}, {} hidden values (want {}), position {} (want {} to {})",
-          step.layer, layers, step.hidden.size(), hidden_dim, step.position, job->tokens(),
-          sequence->layout().token_capacity - 1);
-    } else {
-      status = sequence->Reserve(step.position + 1);
-    }
+    absl::Status status = CheckSplit(*job, step);
+    if (status.ok()) status = sequence->Reserve(step.position + 1);
+    RunningSplit split{job, sequence, std::move(step), {}};
+    split.step.hidden.resize(hidden_dim);
+    if (status.ok()) status = Replay(split);
     if (!status.ok()) {
       AbortTransfer(job, status);
       continue;
     }
-    step.hidden.resize(hidden_dim);
-    running.push_back({job, sequence, std::move(step), {}});
+    running.push_back(std::move(split));
   }
   std::vector<executor::DecodeSlot> slots;
-  for (Running& one : running) {
-    executor::DecodeSlot slot;
-    slot.sequence = one.sequence.get();
-    slot.position = one.step.position;
-    slot.token = one.step.token;
-    slot.layer_begin = one.step.layer;
-    slot.hidden = one.step.hidden;
-    if (one.job->metadata != nullptr) {
-      one.read.selector = one.job->metadata->selector();
-      one.read.metadata = one.job->metadata->store();
-      slot.read = &one.read;
-    }
-    slots.push_back(slot);
+  for (RunningSplit& one : running) {
+    slots.push_back(one.Slot(one.step.position, one.step.token, one.step.layer, one.step.hidden));
   }
   if (slots.empty()) return;
   const absl::Status together = RunSlots(slots);
   for (size_t i = 0; i < running.size(); ++i) {
-    Running& one = running[i];
-    const base::TransferId& id = one.step.id;
+    RunningSplit& one = running[i];
     // One that cannot be computed must not take the others with it.
-    absl::Status status = together;
-    if (!together.ok()) status = RunSlots({&slots[i], 1});
-    if (status.ok()) status = one.job->spec.link->Born(id, one.step.layer, one.step.position);
-    if (status.ok()) {
-      status = one.job->spec.link->Reply(id, static_cast<uint64_t>(one.step.position),
-                                         one.step.layer, Bytes(one.step.hidden));
-    }
-    if (!status.ok() && !one.job->cancelled()) AbortTransfer(one.job, status);
+    const absl::Status status = together.ok() ? together : RunSlots({&slots[i], 1});
+    FinishSplit(one, status);
   }
   hot_->split_steps.Add(static_cast<double>(running.size()));
+}
+
+void PrefillEngine::FinishSplit(RunningSplit& split, absl::Status status) {
+  const base::TransferId& id = split.step.id;
+  DecodeLink& link = *split.job->spec.link;
+  const int64_t position = split.step.position;
+  if (status.ok()) {
+    split.job->held_tokens = std::max(split.job->held_tokens, position + 1);
+    status = link.Born(id, split.step.layer, position);
+  }
+  if (status.ok()) {
+    status =
+        link.Reply(id, static_cast<uint64_t>(position), split.step.layer, Bytes(split.step.hidden));
+  }
+  if (!status.ok() && !split.job->cancelled()) AbortTransfer(split.job, status);
 }
 
 absl::Status PrefillEngine::RunSlots(std::span<const executor::DecodeSlot> slots) {

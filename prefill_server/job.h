@@ -98,6 +98,9 @@ struct SplitStep {
   int32_t token = 0;
   int layer = 0;              // the first one that runs here
   std::vector<float> hidden;  // its input; empty for layer 0
+  // The tokens right before `position` that the other side made. KV of those that have none here is
+  // made first.
+  std::vector<int32_t> before;
 };
 struct AttendStep {
   base::TransferId id;
@@ -142,7 +145,8 @@ class Job {
   int64_t cached_tokens = 0;
   int64_t done_tokens = 0;
   int passed_over = 0;
-  double compute_seconds = 0;                // in its own chunks
+  int64_t held_tokens = 0;     // after token 1: the prompt, and those whose steps ran here
+  double compute_seconds = 0;  // in its own chunks
   std::unique_ptr<MetadataSource> metadata;  // null: none is wanted
 
  private:

@@ -8,6 +8,8 @@ namespace {
 
 // Queries that channels are chosen from: sums over more hardly change.
 constexpr int64_t kSampledQueries = 256;
+// Of a message that goes again: as a chunk of a prompt, far below what a message may carry.
+constexpr int64_t kResentTokens = 2048;
 
 }  // namespace
 
@@ -15,6 +17,7 @@ MetadataSource::MetadataSource(std::shared_ptr<const selector::KvSelector> selec
                                int64_t token_capacity, int64_t begin)
     : selector_(std::move(selector)),
       store_(&selector_->metadata(), token_capacity),
+      begin_(begin),
       next_(static_cast<size_t>(selector_->metadata().num_layers()), begin) {}
 
 absl::Status MetadataSource::OnQueries(int layer, std::span<const float> queries, int64_t ld,
@@ -46,6 +49,26 @@ absl::Status MetadataSource::OnLayer(int layer, int64_t end, kv::KvSequence& seq
   RETURN_IF_ERROR(store_.Export(layer, next, end, bytes));
   RETURN_IF_ERROR(sink(layer, next, end, false, std::move(bytes)));
   next = end;
+  return absl::OkStatus();
+}
+
+absl::Status MetadataSource::Resend(int layer, int64_t begin, int64_t end, const Sink& sink) const {
+  if (layer < 0 || layer >= store_.layout().num_layers() || begin < 0 || begin > end) {
+    return base::InvalidArgument("layer {} of {}, tokens [{}, {}): no such range", layer,
+                                 store_.layout().num_layers(), begin, end);
+  }
+  if (store_.layout().HeaderBytes(layer) > 0) {
+    std::vector<std::byte> header = store_.Header(layer);
+    if (header.empty()) return absl::OkStatus();  // nothing of the layer was handed out
+    RETURN_IF_ERROR(sink(layer, 0, 0, true, std::move(header)));
+  }
+  end = std::min(end, next_[static_cast<size_t>(layer)]);
+  for (int64_t at = std::max(begin, begin_); at < end; at += kResentTokens) {
+    const int64_t until = std::min(at + kResentTokens, end);
+    std::vector<std::byte> bytes;
+    RETURN_IF_ERROR(store_.Export(layer, at, until, bytes));
+    RETURN_IF_ERROR(sink(layer, at, until, false, std::move(bytes)));
+  }
   return absl::OkStatus();
 }
 

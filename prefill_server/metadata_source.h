@@ -30,12 +30,17 @@ class MetadataSource {
   // Keys of tokens [0, end) of the layer are final.
   absl::Status OnLayer(int layer, int64_t end, kv::KvSequence& sequence, const Sink& sink);
 
+  // What was handed out of tokens [begin, end) of the layer, and its header, once more.
+  // InvalidArgument for a layer or range that there is not.
+  absl::Status Resend(int layer, int64_t begin, int64_t end, const Sink& sink) const;
+
   const selector::KvSelector* selector() const { return selector_.get(); }
   selector::MetadataStore* store() { return &store_; }
 
  private:
   const std::shared_ptr<const selector::KvSelector> selector_;
   selector::MetadataStore store_;
+  const int64_t begin_;
   std::vector<int64_t> next_;  // by layer: the first token that was not handed out
 };
 

@@ -1,5 +1,7 @@
 #include "prefill_server/peer_link.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -16,6 +18,8 @@ namespace {
 constexpr int kMaxFetchRanges = 1 << 17;
 // More steps in one message than a decode instance runs sequences.
 constexpr int kMaxSteps = 4096;
+// A change of the link's rate by this part is told at once, not with the next heartbeat.
+constexpr double kRateNews = 0.25;
 
 // Nothing if the bytes are no float32 values.
 std::optional<std::vector<float>> Floats(const std::string& bytes) {
@@ -118,6 +122,44 @@ void PeerLink::Tick() {
   }
   message.mutable_heartbeat()->set_draining(context_.draining());
   Send(std::move(message));
+  ReportLink();
+  MeasureLink();
+}
+
+void PeerLink::MeasureLink() {
+  const auto sending = sender();
+  if (sending == nullptr) return;
+  const base::TimePoint now = context_.clock->Now();
+  const double busy = sending->busy_seconds();
+  double ratio = 0;
+  std::string instance;
+  {
+    base::MutexLock lock(mutex_);
+    const double passed = base::ToSeconds(now - measured_at_);
+    if (measured_at_ != base::TimePoint{} && passed > 0) {
+      ratio = std::clamp((busy - measured_busy_) / passed, 0.0, 1.0);
+    }
+    measured_at_ = now;
+    measured_busy_ = busy;
+    instance = instance_;
+  }
+  context_.metrics->GetGauge("link_busy_ratio", {{"peer", instance}}).Set(ratio);
+  const double rate = sending->link().bytes_per_second;
+  if (rate <= 0) return;
+  context_.metrics->GetGauge("link_bandwidth_bytes_per_second", {{"peer", instance}}).Set(rate);
+}
+
+void PeerLink::ReportLink() {
+  const transfer::LinkEstimate link = estimate();
+  if (link.bytes_per_second <= 0) return;
+  {
+    base::MutexLock lock(mutex_);
+    reported_rate_ = link.bytes_per_second;
+  }
+  v1::ControlMessage message;
+  message.mutable_link()->set_bytes_per_second(link.bytes_per_second);
+  message.mutable_link()->set_round_trip_seconds(link.rtt_seconds);
+  Send(std::move(message));
 }
 
 void PeerLink::GoDown(const absl::Status& reason) {
@@ -214,9 +256,11 @@ void PeerLink::OnFetch(const v1::Fetch& fetch) {
   const auto id = rpc::ParseTransferId(fetch.transfer_id());
   const auto sending = sender();
   if (!id.ok() || sending == nullptr) return;
-  if (fetch.ranges_size() > kMaxFetchRanges || fetch.heads_size() > kMaxFetchRanges) {
-    GoDown(base::InvalidArgument("Fetch: want at most {} ranges, got {} and {}", kMaxFetchRanges,
-                                 fetch.ranges_size(), fetch.heads_size()));
+  if (std::max({fetch.ranges_size(), fetch.heads_size(), fetch.metadata_size()}) >
+      kMaxFetchRanges) {
+    GoDown(base::InvalidArgument("Fetch: want at most {} ranges, got {}, {} and {}",
+                                 kMaxFetchRanges, fetch.ranges_size(), fetch.heads_size(),
+                                 fetch.metadata_size()));
     return;
   }
   std::vector<transfer::LayerRange> ranges;
@@ -231,6 +275,11 @@ void PeerLink::OnFetch(const v1::Fetch& fetch) {
     status = sending->Fetch(*id, fetch.layer(), heads, fetch.again());
   }
   if (!status.ok()) NotifyAborted(*id, base::MessageOf(status));
+  if (fetch.metadata().empty()) return;
+  std::vector<transfer::LayerRange> metadata;
+  for (const auto& range : fetch.metadata())
+    metadata.push_back({range.layer(), range.begin(), range.end()});
+  context_.engine->ResendMetadata(*id, std::move(metadata));
 }
 
 void PeerLink::OnSplit(const v1::Split& split) {
@@ -244,7 +293,12 @@ void PeerLink::OnSplit(const v1::Split& split) {
     const auto id = rpc::ParseTransferId(step.transfer_id());
     auto hidden = Floats(step.hidden());
     if (!id.ok() || !hidden) continue;
-    steps.push_back({*id, step.position(), step.token(), step.layer(), *std::move(hidden)});
+    steps.push_back({*id,
+                     step.position(),
+                     step.token(),
+                     step.layer(),
+                     *std::move(hidden),
+                     {step.before().begin(), step.before().end()}});
   }
   context_.engine->SubmitSplit(std::move(steps));
 }
@@ -284,14 +338,16 @@ void PeerLink::OnLeaseRenew(const v1::LeaseRenew& renew) {
 absl::Status PeerLink::Begin(transfer::SendSpec spec) {
   const auto sending = sender();
   if (sending == nullptr || !up()) return base::Unavailable("the decode instance is not paired");
-  spec.on_sent = [self = weak_from_this(), id = spec.id,
+  // The last bytes of what is not full go in idle time.
+  const transfer::Path last = spec.full ? transfer::Path::kFull : transfer::Path::kSpeculative;
+  spec.on_sent = [self = weak_from_this(), id = spec.id, last,
                   begun = context_.clock->Now()](const absl::Status& status) {
-    if (const auto link = self.lock()) link->OnSent(id, begun, status);
+    if (const auto link = self.lock()) link->OnSent(id, last, begun, status);
   };
   return sending->Begin(std::move(spec));
 }
 
-void PeerLink::OnSent(const base::TransferId& id, base::TimePoint begun,
+void PeerLink::OnSent(const base::TransferId& id, transfer::Path path, base::TimePoint begun,
                       const absl::Status& status) {
   if (!status.ok())
     return;  // ended early, or the channel is gone: both are dealt with where they happen
@@ -299,7 +355,8 @@ void PeerLink::OnSent(const base::TransferId& id, base::TimePoint begun,
   message.mutable_sent()->set_transfer_id(rpc::TransferIdBytes(id));
   Send(std::move(message));
   const double seconds = base::ToSeconds(context_.clock->Now() - begun);
-  context_.metrics->GetHistogram("transfer_seconds", {{"path", "full"}}).Observe(seconds);
+  context_.metrics->GetHistogram("transfer_seconds", {{"path", transfer::PathName(path)}})
+      .Observe(seconds);
 }
 
 absl::Status PeerLink::LayerReady(const base::TransferId& id, const transfer::LayerRange& range) {
@@ -317,6 +374,7 @@ absl::Status PeerLink::Metadata(const base::TransferId& id, int layer, int64_t b
 
 void PeerLink::PromptDone(const base::TransferId& id) {
   if (const auto sending = sender()) sending->PromptDone(id);
+  ReportLink();  // before the first token goes: the next step is chosen by it
 }
 
 absl::Status PeerLink::Born(const base::TransferId& id, int layer_begin, int64_t token) {
@@ -329,6 +387,14 @@ absl::Status PeerLink::Reply(const base::TransferId& id, uint64_t step, int laye
                              std::vector<std::byte> bytes) {
   const auto sending = sender();
   if (sending == nullptr) return base::Unavailable("the decode instance is not paired");
+  // Whoever waits for the answer chooses the next step by what the link carries.
+  const double rate = sending->link().bytes_per_second;
+  bool news = false;
+  {
+    base::MutexLock lock(mutex_);
+    news = std::abs(rate - reported_rate_) > kRateNews * reported_rate_;
+  }
+  if (news) ReportLink();
   return sending->Reply(id, step, layer, std::move(bytes));
 }
 

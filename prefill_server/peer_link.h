@@ -79,12 +79,16 @@ class PeerLink final : public DecodeLink, public std::enable_shared_from_this<Pe
  private:
   void Send(v1::ControlMessage message);
   std::shared_ptr<transfer::TransferSender> sender() const;
+  void ReportLink();
+  // Sets the link's gauges; once a heartbeat.
+  void MeasureLink();
   void OnFetch(const v1::Fetch& fetch);
   void OnSplit(const v1::Split& split);
   void OnAttend(const v1::Attend& attend);
   void OnCredit(const v1::Credit& credit);
   void OnLeaseRenew(const v1::LeaseRenew& renew);
-  void OnSent(const base::TransferId& id, base::TimePoint begun, const absl::Status& status);
+  void OnSent(const base::TransferId& id, transfer::Path path, base::TimePoint begun,
+              const absl::Status& status);
   // Allows the transitions above and no others; false if not allowed.
   bool AdvanceLocked(State next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -100,6 +104,9 @@ class PeerLink final : public DecodeLink, public std::enable_shared_from_this<Pe
   base::TimePoint last_heard_ ABSL_GUARDED_BY(mutex_);
   uint64_t ticks_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t heartbeats_ ABSL_GUARDED_BY(mutex_) = 0;
+  double reported_rate_ ABSL_GUARDED_BY(mutex_) = 0;
+  base::TimePoint measured_at_ ABSL_GUARDED_BY(mutex_);
+  double measured_busy_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace smartgen::prefill_server

@@ -80,8 +80,8 @@ DeliveryPlan TransferPlanner::Plan(const Input& input) const {
   }
   const int64_t computed = input.tokens - input.prefill_cached;
   plan.prefill_seconds = PrefillSeconds(computed, input.prefill_cached);
-  const double bytes =
-      static_cast<double>((input.tokens - input.decode_cached) * layout_.TokenBytes());
+  const auto bytes =
+      static_cast<double>(transfer::TravelBytes(layout_, input.decode_cached, input.tokens));
   if (input.link.bytes_per_second > 0) {
     plan.transfer_seconds = bytes * static_cast<double>(std::max<int64_t>(input.sharing, 1)) /
                             input.link.bytes_per_second;

@@ -83,6 +83,11 @@ std::vector<Definition> MakeCatalogue() {
        "it "
        "attended for shipped queries",
        {"kind"}},
+      {"step_choices_total",
+       Type::kCounter,
+       "Decode steps made while some KV was not here, by how: fetch, split, attend; wait = those "
+       "that waited for KV before one of these",
+       {"kind"}},
       {"handover_seconds_total",
        Type::kCounter,
        "Time the prefill side spent on decode steps of others",
@@ -114,6 +119,12 @@ std::vector<Definition> MakeCatalogue() {
        "Time a step waited for KV that was not here",
        {},
        Buckets::kSeconds},
+      {"speculative_iterations",
+       Type::kHistogram,
+       "Steps from the first token until all KV was here, of requests whose rest follows in idle "
+       "time",
+       {},
+       Buckets::kCount},
       {"kv_expired_total", Type::kCounter, "Leases that ended by themselves", {"reason"}},
       {"prompt_tokens_total",
        Type::kCounter,
@@ -124,7 +135,12 @@ std::vector<Definition> MakeCatalogue() {
       {"peer_up", Type::kGauge, "1 while the peer is paired and its heartbeats arrive", {"peer"}},
       {"link_bandwidth_bytes_per_second",
        Type::kGauge,
-       "KV bytes per second of the latest transfer with this peer",
+       "KV bytes per second: prefilld: what the link is seen to carry; decoded: of the latest "
+       "transfer",
+       {"peer"}},
+      {"link_busy_ratio",
+       Type::kGauge,
+       "Share of the latest heartbeat interval in which something was on its way to this peer",
        {"peer"}},
       {"transport_info",
        Type::kGauge,

@@ -161,12 +161,24 @@ absl::StatusOr<transfer::Mode> FromProto(v1::Mode mode, transfer::Mode fallback)
   }
 }
 
+void ToProto(transfer::Handover handover, v1::TransferOptions* proto) {
+  switch (handover) {
+    case transfer::Handover::kAuto:
+      return proto->set_handover(v1::TransferOptions::HANDOVER_AUTO);
+    case transfer::Handover::kSplit:
+      return proto->set_handover(v1::TransferOptions::HANDOVER_SPLIT);
+    case transfer::Handover::kAttend:
+      return proto->set_handover(v1::TransferOptions::HANDOVER_ATTEND);
+    case transfer::Handover::kNone:
+      return proto->set_handover(v1::TransferOptions::HANDOVER_NONE);
+  }
+}
+
 void ToProto(const transfer::RequestOptions& options, v1::TransferOptions* proto) {
   proto->set_selector(options.selector);
   proto->set_selection_budget(options.selection_budget);
   proto->set_speculative_ratio(options.speculative_ratio);
-  proto->set_handover(options.ship_queries ? v1::TransferOptions::HANDOVER_ATTEND
-                                           : v1::TransferOptions::HANDOVER_SPLIT);
+  ToProto(options.handover, proto);
   proto->set_profile(options.profile);
   proto->set_parallel(options.parallel);
   proto->set_prefetch(options.prefetch);
@@ -183,13 +195,19 @@ absl::StatusOr<transfer::RequestOptions> FromProto(const v1::TransferOptions& pr
     case v1::TransferOptions::HANDOVER_UNSPECIFIED:
       break;
     case v1::TransferOptions::HANDOVER_SPLIT:
-      options.ship_queries = false;
+      options.handover = transfer::Handover::kSplit;
       break;
     case v1::TransferOptions::HANDOVER_ATTEND:
-      options.ship_queries = true;
+      options.handover = transfer::Handover::kAttend;
+      break;
+    case v1::TransferOptions::HANDOVER_AUTO:
+      options.handover = transfer::Handover::kAuto;
+      break;
+    case v1::TransferOptions::HANDOVER_NONE:
+      options.handover = transfer::Handover::kNone;
       break;
     default:
-      return base::InvalidArgument("handover: want split or attend, got {}",
+      return base::InvalidArgument("handover: want auto, split, attend or none, got {}",
                                    static_cast<int>(proto.handover()));
   }
   if (proto.has_profile()) options.profile = proto.profile();

@@ -41,6 +41,7 @@ v1::Mode ToProto(transfer::Mode mode);
 // `fallback` where none is named; InvalidArgument for one that is not known.
 absl::StatusOr<transfer::Mode> FromProto(v1::Mode mode, transfer::Mode fallback);
 
+void ToProto(transfer::Handover handover, v1::TransferOptions* proto);
 void ToProto(const transfer::RequestOptions& options, v1::TransferOptions* proto);
 // What the message leaves open is `defaults`'. The result has passed RequestOptions::Check.
 absl::StatusOr<transfer::RequestOptions> FromProto(const v1::TransferOptions& proto,

@@ -28,4 +28,13 @@ constexpr int BlockOf(int64_t token, int64_t tokens) {
   return static_cast<int>(((token + 1) * kBlocks - 1) / tokens);
 }
 
+// Of prompt tokens [begin, end) that travel, the first that a layer's sliding window shows to the
+// next token, at position `end`: those before are never read there, and are not sent. 0: no window.
+// At least the last token travels, so that every layer has something to complete.
+constexpr int64_t TravelBegin(int window, int64_t begin, int64_t end) {
+  if (window <= 0) return begin;
+  const int64_t seen = end - window + 1;
+  return seen < begin ? begin : (seen < end ? seen : end - 1);
+}
+
 }  // namespace smartgen::transfer

@@ -4,6 +4,7 @@
 #include "common/base/hash.h"
 #include "common/base/mutex.h"
 #include "common/transfer/arrival.h"
+#include "common/transfer/blocks.h"
 #include "common/transfer/transfer.h"
 
 namespace smartgen::transfer {
@@ -109,14 +110,18 @@ absl::Status ReceiverImpl::Begin(ReceiveSpec spec) {
     return base::AlreadyExists("transfer {} is being received already", id.ToString());
   }
   for (int layer = 0; layer < layers; ++layer) {
-    const int64_t local_until = sequence.FirstNotLocal(layer, begin, end);
+    const int64_t first = TravelBegin(sequence.layout().layers[layer].window, begin, end);
+    const int64_t local_until = sequence.FirstNotLocal(layer, first, end);
     if (local_until == end) {
       return base::FailedPrecondition("transfer {}: layer {}: tokens [{}, {}) are local already",
-                                      id.ToString(), layer, begin, end);
+                                      id.ToString(), layer, first, end);
     }
     transfer->local_until.push_back(local_until);
   }
-  for (int layer = 0; layer < layers; ++layer) sequence.MarkRemote(layer, begin, end);
+  for (int layer = 0; layer < layers; ++layer) {
+    sequence.MarkRemote(layer, TravelBegin(sequence.layout().layers[layer].window, begin, end),
+                        end);
+  }
   transfers_.emplace(id, transfer);
   return absl::OkStatus();
 }

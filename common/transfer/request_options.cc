@@ -1,6 +1,32 @@
 #include "common/transfer/request_options.h"
 
+#include <array>
+#include <utility>
+
 namespace smartgen::transfer {
+namespace {
+
+constexpr std::array<std::pair<Handover, std::string_view>, 4> kHandovers = {
+    {{Handover::kAuto, "auto"},
+     {Handover::kSplit, "split"},
+     {Handover::kAttend, "attend"},
+     {Handover::kNone, "none"}}};
+
+}  // namespace
+
+std::string_view HandoverName(Handover handover) {
+  for (const auto& [known, name] : kHandovers) {
+    if (known == handover) return name;
+  }
+  return "unknown";
+}
+
+absl::StatusOr<Handover> ParseHandover(std::string_view name) {
+  for (const auto& [known, text] : kHandovers) {
+    if (text == name) return known;
+  }
+  return base::InvalidArgument("handover: want auto, split, attend or none, got \"{}\"", name);
+}
 
 absl::Status RequestOptions::Check() const {
   if (selector != "dense" && selector != "quest" && selector != "hata" && selector != "infinigen") {

@@ -2,10 +2,23 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "common/base/status.h"
 
 namespace smartgen::transfer {
+
+// How the prefill side helps with steps while KV is on the way (smartgen.md, section 6).
+enum class Handover {
+  kAuto,    // what is expected to be soonest, step by step
+  kSplit,   // it runs the layers whose KV is not here; a selecting step whole
+  kAttend,  // mode exact: it attends for shipped queries; modes that select: as kAuto
+  kNone,    // not at all: steps fetch, or wait for what must be here
+};
+
+std::string_view HandoverName(Handover handover);  // "auto", ...
+// InvalidArgument lists the names.
+absl::StatusOr<Handover> ParseHandover(std::string_view name);
 
 struct RequestOptions {
   // Which entries a step reads (modes that select): dense, quest, hata, infinigen.
@@ -13,7 +26,7 @@ struct RequestOptions {
   double selection_budget = 0.2;  // share of the context, in (0, 1]
   // Share of the KV that is delivered in idle time a step, in [0, 1]; 0: as the idle time allows.
   double speculative_ratio = 0.1;
-  bool ship_queries = false;  // exact by query shipping; false: by split decode
+  Handover handover = Handover::kAuto;
   // Ablation.
   bool profile = true;      // which blocks are pushed; off: the first by position
   bool parallel = true;     // attention to what is here while the rest is fetched

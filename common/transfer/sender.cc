@@ -329,6 +329,12 @@ LinkEstimate TransferSender::Impl::Link() const {
   return window_.estimate();
 }
 
+double TransferSender::Impl::BusySeconds() const {
+  base::MutexLock lock(mutex_);
+  if (under_way_ == 0) return busy_seconds_;
+  return busy_seconds_ + base::ToSeconds(options_.clock->Now() - busy_since_);
+}
+
 int64_t TransferSender::Impl::Active() const {
   base::MutexLock lock(mutex_);
   return static_cast<int64_t>(transfers_.size());
@@ -364,6 +370,7 @@ absl::Status TransferSender::Reply(const base::TransferId& id, uint64_t step, in
 }
 void TransferSender::End(const base::TransferId& id) { impl_->End(id); }
 SenderStats TransferSender::stats(const base::TransferId& id) const { return impl_->Stats(id); }
+double TransferSender::busy_seconds() const { return impl_->BusySeconds(); }
 LinkEstimate TransferSender::link() const { return impl_->Link(); }
 int64_t TransferSender::active() const { return impl_->Active(); }
 

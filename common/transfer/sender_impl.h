@@ -45,6 +45,7 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
   void Detach();
   SenderStats Stats(const base::TransferId& id) const;
   LinkEstimate Link() const;
+  double BusySeconds() const;
   int64_t Active() const;
 
  private:
@@ -127,6 +128,8 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
   void UpdateRunnable(Transfer& transfer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next item that the channel may take; null: none. Without `background`: only on demand.
   ItemPtr Next(bool background) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A message more, or less, is posted on the lane.
+  void OnPosted(size_t lane, int count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ItemPtr TakeFrom(channel::Lane lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Room in the window for so many bytes; one message, of whatever size, may always be under way.
   bool Fits(int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -167,6 +170,10 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
   std::array<int64_t, channel::kNumLanes> done_ ABSL_GUARDED_BY(mutex_){};
   // Until something is done.
   std::array<bool, channel::kNumLanes> full_ ABSL_GUARDED_BY(mutex_){};
+  // Messages posted, all lanes, and how long there were any.
+  int64_t under_way_ ABSL_GUARDED_BY(mutex_) = 0;
+  base::TimePoint busy_since_ ABSL_GUARDED_BY(mutex_);
+  double busy_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
   bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t lane_limit_ ABSL_GUARDED_BY(mutex_) = 0;  // what LimitInFlight was last called with
 };

@@ -88,12 +88,22 @@ void TransferSender::Impl::GatherBackground() {
   UpdateRunnable(next);
 }
 
+void TransferSender::Impl::OnPosted(size_t lane, int count) {
+  posted_[lane] += count;
+  const bool was_busy = under_way_ > 0;
+  under_way_ += count;
+  if (was_busy == (under_way_ > 0)) return;
+  const base::TimePoint now = options_.clock->Now();
+  if (was_busy) busy_seconds_ += base::ToSeconds(now - busy_since_);
+  busy_since_ = now;
+}
+
 TransferSender::Impl::ItemPtr TransferSender::Impl::TakeFrom(Lane lane) {
   const auto index = static_cast<size_t>(lane);
   if (full_[index] || backlog_[index].empty()) return nullptr;
   ItemPtr item = std::move(backlog_[index].front());
   backlog_[index].pop_front();
-  ++posted_[index];
+  OnPosted(index, 1);
   return item;
 }
 
@@ -266,7 +276,7 @@ void TransferSender::Impl::OnRefused(const ItemPtr& item, uint64_t segments, int
     const bool others = posted_[lane] > 1;
     const bool retry = others || done_[lane] != done_before;
     if (absl::IsResourceExhausted(status) && retry && item->transfer->sequence != nullptr) {
-      --posted_[lane];
+      OnPosted(lane, -1);
       full_[lane] = others;
       Uncount(*item, segments);
       // Metadata enters the window when it is taken.
@@ -292,7 +302,7 @@ void TransferSender::Impl::OnDone(Item& item, uint64_t segments, const absl::Sta
   {
     base::MutexLock lock(mutex_);
     const auto lane = static_cast<size_t>(item.lane);
-    --posted_[lane];
+    OnPosted(lane, -1);
     ++done_[lane];
     full_[lane] = false;
     Settle(item);

@@ -46,7 +46,8 @@ struct SenderStats {
 struct SendSpec {
   base::TransferId id;
   std::shared_ptr<kv::KvSequence> sequence;  // pinned until End
-  // Prompt tokens that the other side lacks, in all layers.
+  // Prompt tokens that the other side lacks, in all layers. Of a layer with a sliding window those
+  // that it does not show to the token at `end` stay here (TravelBegin).
   int64_t begin = 0;
   int64_t end = 0;
   bool full = false;  // the background's bytes count as Path::kFull
@@ -126,6 +127,8 @@ class TransferSender {
   void End(const base::TransferId& id);
   SenderStats stats(const base::TransferId& id) const;
   LinkEstimate link() const;
+  // How long, since the sender began, the channel has had something of it to hand to the network.
+  double busy_seconds() const;
   int64_t active() const;
 
  private:
@@ -156,8 +159,9 @@ std::string_view RefusalName(Refusal refusal);
 struct ReceiveSpec {
   base::TransferId id;
   std::shared_ptr<kv::KvSequence> sequence;
-  // Prompt tokens that will come, in every layer (they are marked remote). Beyond `end`, tokens
-  // that were born on the other side are taken up to the sequence's capacity.
+  // Prompt tokens that will come, in every layer (they are marked remote); of a layer with a
+  // sliding window those that it shows to the token at `end`. Beyond `end`, tokens that were born
+  // on the other side are taken up to the sequence's capacity.
   int64_t begin = 0;
   int64_t end = 0;
   std::function<void(int layer)> on_layer;  // the prompt's tokens of the layer are all here; once
@@ -201,5 +205,8 @@ class TransferReceiver : public channel::Receiver {
   virtual ReceiverStats stats(const base::TransferId& id) const = 0;
   virtual int64_t active() const = 0;
 };
+
+// KV of prompt tokens [begin, end) that travels.
+int64_t TravelBytes(const kv::KvLayout& layout, int64_t begin, int64_t end);
 
 }  // namespace smartgen::transfer

@@ -7,6 +7,9 @@
 #include <tuple>
 #include <utility>
 
+#include "common/transfer/blocks.h"
+#include "common/transfer/transfer.h"
+
 namespace smartgen::transfer {
 namespace {
 
@@ -182,17 +185,21 @@ TransferState::TransferState(const kv::KvLayout& layout, Options options)
   for (int l = 0; l < layers; ++l) {
     const int heads = layout.layers[l].kv_heads;
     const int units = heads <= kMaxUnits ? heads : 1;
+    const int64_t begin = TravelBegin(layout.layers[l].window, options_.begin, options_.end);
     layers_.push_back({.tokens = std::vector<uint8_t>(static_cast<size_t>(tokens)),
-                       .left = tokens,
+                       .begin = begin,
+                       .left = options_.end - begin,
                        .units = units,
                        .unit_bytes = layout.TokenBytes(l) / units});
-    prompt_bytes_ += tokens * layout.TokenBytes(l);
+    prompt_bytes_ += (options_.end - begin) * layout.TokenBytes(l);
   }
   unready_.resize(static_cast<size_t>(layers) * kBlocks);
-  for (int block = 0; block < kBlocks; ++block) {
-    const TokenRange travels = Tokens({.layer = 0, .block = block});
-    const auto count = static_cast<uint16_t>(travels.empty() ? 0 : travels.end - travels.begin);
-    for (int l = 0; l < layers; ++l) unready_[Index({l, block})] = count;
+  for (int l = 0; l < layers; ++l) {
+    for (int block = 0; block < kBlocks; ++block) {
+      const TokenRange travels = Tokens({.layer = l, .block = block});
+      unready_[Index({l, block})] =
+          static_cast<uint16_t>(travels.empty() ? 0 : travels.end - travels.begin);
+    }
   }
   limit_ = options_.pushed < 0 ? kNoLimit : static_cast<uint64_t>(options_.pushed);
   order_ = std::move(options_.order);
@@ -207,9 +214,17 @@ TransferState::TransferState(const kv::KvLayout& layout, Options options)
   }
 }
 
+int64_t TravelBytes(const kv::KvLayout& layout, int64_t begin, int64_t end) {
+  int64_t bytes = 0;
+  for (int l = 0; l < layout.num_layers(); ++l) {
+    bytes += (end - TravelBegin(layout.layers[l].window, begin, end)) * layout.TokenBytes(l);
+  }
+  return bytes;
+}
+
 TokenRange TransferState::Tokens(const BlockId& id) const {
   const TokenRange all = BlockTokens(id.block, options_.end);
-  return {std::max(all.begin, options_.begin), all.end};
+  return {std::max(all.begin, layers_[id.layer].begin), all.end};
 }
 
 BlockId TransferState::BlockAt(uint32_t rank) const {
@@ -255,7 +270,7 @@ void TransferState::OnLayerGiven(int layer) {
 
 void TransferState::SetReady(int layer, int64_t begin, int64_t end) {
   end = std::min(end, options_.end);
-  for (int64_t token = std::max(begin, options_.begin); token < end;) {
+  for (int64_t token = std::max(begin, layers_[layer].begin); token < end;) {
     const BlockId id{layer, BlockOf(token, options_.end)};
     const int64_t stop = std::min(end, BlockTokens(id.block, options_.end).end);
     uint16_t fresh = 0;

@@ -67,7 +67,8 @@ class TransferState {
   // Repeats what was handed out of tokens [begin, end).
   std::vector<Take> Resend(int layer, int64_t begin, int64_t end);
 
-  // Payload of the prompt's tokens, all layers: the sum of all Take::prompt_bytes in the end.
+  // Payload of the prompt's tokens that travel (of a layer with a sliding window: TravelBegin), all
+  // layers: the sum of all Take::prompt_bytes in the end.
   int64_t prompt_bytes() const { return prompt_bytes_; }
 
  private:
@@ -75,6 +76,7 @@ class TransferState {
   using Mask = uint64_t;  // a bit a unit
   struct Layer {
     std::vector<uint8_t> tokens;        // flags, from options_.begin on; grows as tokens are born
+    int64_t begin = 0;                  // the first prompt token that travels
     int64_t left = 0;                   // prompt tokens not handed out
     int64_t born_left = 0;              // born and not handed out
     std::vector<int64_t> born_waiting;  // for the prompt's tokens; in the order of their birth

@@ -161,7 +161,7 @@ void ReadSmartGen(FieldReader& reader, ParsedRequest& out) {
   constexpr std::array<std::string_view, 7> kModes = {"auto",     "full",    "local", "exact",
                                                       "smartgen", "partial", "random"};
   constexpr std::array<std::string_view, 4> kSelectors = {"dense", "quest", "hata", "infinigen"};
-  constexpr std::array<std::string_view, 2> kHandovers = {"split", "attend"};
+  constexpr std::array<std::string_view, 4> kHandovers = {"auto", "split", "attend", "none"};
   const Json* object = reader.Find("smartgen");
   if (object == nullptr) return;
   if (!object->is_object()) {

@@ -31,7 +31,7 @@ struct TransferChoice {
   std::optional<std::string> selector;
   std::optional<double> selection_budget;
   std::optional<double> speculative_ratio;
-  std::optional<std::string> handover;  // "split", "attend"
+  std::optional<std::string> handover;  // "auto", "split", "attend", "none"
   std::optional<bool> profile;
   std::optional<bool> parallel;
   std::optional<bool> prefetch;

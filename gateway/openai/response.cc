@@ -112,6 +112,7 @@ Json ToJson(const ServingInfo& info) {
               {"handover_steps", info.handover_steps},
               {"all_local_seconds",
                info.all_local_seconds > 0 ? Json(info.all_local_seconds) : Json(nullptr)},
+              {"step_kinds", info.step_kinds},
               {"selected_entries", info.selected_entries},
               {"remote_entries", info.remote_entries},
               {"timings", std::move(timings)}};

@@ -42,11 +42,13 @@ struct ServingInfo {
   double decode_seconds = 0;
   uint64_t transfer_bytes = 0;
   std::map<std::string, uint64_t> path_bytes;  // of these, by path
-  int64_t handover_steps = 0;                  // tokens that the prefill side helped to make
-  double all_local_seconds = 0;                // till all KV was here; 0: it never was
-  int64_t selected_entries = 0;                // KV entries that steps read by selection
-  int64_t remote_entries = 0;                  // of these, not here when their layer began
-  int64_t resumptions = 0;  // times the stream went on on another decode instance
+  std::map<std::string, int64_t>
+      step_kinds;                // steps before all KV was there, by how they were made
+  int64_t handover_steps = 0;    // tokens that the prefill side helped to make
+  double all_local_seconds = 0;  // till all KV was here; 0: it never was
+  int64_t selected_entries = 0;  // KV entries that steps read by selection
+  int64_t remote_entries = 0;    // of these, not here when their layer began
+  int64_t resumptions = 0;       // times the stream went on on another decode instance
   std::optional<double> ttft_seconds;
   std::optional<double> ttst_seconds;  // from the request's arrival to token 2
 };

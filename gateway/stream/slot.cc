@@ -15,8 +15,9 @@ void SetTransfer(const TransferChoice& choice, v1::TransferOptions& out) {
   if (choice.selection_budget) out.set_selection_budget(*choice.selection_budget);
   if (choice.speculative_ratio) out.set_speculative_ratio(*choice.speculative_ratio);
   if (choice.handover) {
-    out.set_handover(*choice.handover == "attend" ? v1::TransferOptions::HANDOVER_ATTEND
-                                                  : v1::TransferOptions::HANDOVER_SPLIT);
+    if (const auto handover = transfer::ParseHandover(*choice.handover); handover.ok()) {
+      rpc::ToProto(*handover, &out);
+    }
   }
   if (choice.profile) out.set_profile(*choice.profile);
   if (choice.parallel) out.set_parallel(*choice.parallel);
@@ -40,6 +41,7 @@ ServingInfo ServingInfoOf(const Slot& slot) {
   info.all_local_seconds = slot.stats.all_local_seconds();
   info.selected_entries = slot.stats.selected_entries();
   info.remote_entries = slot.stats.remote_entries();
+  info.step_kinds.insert(slot.stats.step_kinds().begin(), slot.stats.step_kinds().end());
   info.resumptions = slot.resumptions;
   info.ttft_seconds = slot.ttft_seconds;
   info.ttst_seconds = slot.ttst_seconds;

@@ -26,6 +26,7 @@ class FakeExecutor final : public executor::Executor {
     int head_dim = 8;
     int vocab = 256;
     int64_t context = 4096;
+    std::vector<int> windows;  // by layer, 2 or more; 0, or fewer than layers: none
     int max_prefill_tokens = 2048;
     executor::ComputeType compute = executor::ComputeType::kBF16;
     // Called before each layer of a prefill and before each decode step (layer -1): tests block or
@@ -40,6 +41,10 @@ class FakeExecutor final : public executor::Executor {
     config_.context_length = options_.context;
     config_.hidden_dim = kHidden;
     config_.layers.resize(static_cast<size_t>(options_.layers));
+    for (auto& layer : config_.layers) {
+      layer.num_heads = options_.kv_heads;
+      layer.head_dim = options_.head_dim;
+    }
   }
 
   const model::ModelConfig& config() const override { return config_; }
@@ -51,6 +56,9 @@ class FakeExecutor final : public executor::Executor {
     layout.layers.assign(
         static_cast<size_t>(options_.layers),
         {.kv_heads = options_.kv_heads, .head_dim = options_.head_dim, .window = 0});
+    for (size_t i = 0; i < options_.windows.size(); ++i) {
+      layout.layers[i].window = options_.windows[i];
+    }
     layout.dtype = kv_dtype();
     layout.token_capacity = token_capacity;
     return layout;
@@ -79,44 +87,16 @@ class FakeExecutor final : public executor::Executor {
   }
 
   absl::Status Decode(std::span<const executor::DecodeSlot> batch) override {
-    if (options_.before) options_.before(-1);
     for (const executor::DecodeSlot& slot : batch) {
-      if (slot.read != nullptr) return base::InvalidArgument("read: this fake reads all");
-      const int end = slot.layer_end < 0 ? options_.layers : slot.layer_end;
-      if (slot.layer_begin < 0 || slot.layer_begin > end || end > options_.layers)
-        return base::InvalidArgument("layers [{}, {})", slot.layer_begin, end);
-      if ((slot.layer_begin > 0 || end < options_.layers) && slot.hidden.size() != kHidden)
-        return base::InvalidArgument("hidden: {} values", slot.hidden.size());
-      uint64_t state = 0;
-      if (slot.layer_begin > 0) std::memcpy(&state, slot.hidden.data(), sizeof state);
-      for (int layer = slot.layer_begin; layer < end; ++layer) {
-        RETURN_IF_ERROR(CheckLocal(*slot.sequence, layer, slot.position));
-        Write(*slot.sequence, layer, slot.position, slot.token);
-        slot.sequence->MarkLocal(layer, slot.position, slot.position + 1);
-        state = Absorb(state, *slot.sequence, layer, slot.position + 1);
-      }
-      if (!slot.hidden.empty()) std::memcpy(slot.hidden.data(), &state, sizeof state);
-      if (end == options_.layers) Logits(state, slot.logits);
+      if (slot.read != nullptr) return base::InvalidArgument("read: only for StartStep");
     }
-    return absl::OkStatus();
+    Run run(this, batch);
+    return run.Advance().status();
   }
 
-  // Runs the whole step in the first Advance.
+  // Slots with `read` read everything, whatever the selector; what is not here is fetched.
   absl::StatusOr<std::unique_ptr<executor::StepRun>> StartStep(
       std::span<const executor::DecodeSlot> batch) override {
-    class Run final : public executor::StepRun {
-     public:
-      Run(FakeExecutor* executor, std::span<const executor::DecodeSlot> batch)
-          : executor_(executor), batch_(batch.begin(), batch.end()) {}
-      absl::StatusOr<State> Advance() override {
-        RETURN_IF_ERROR(executor_->Decode(batch_));
-        return State::kDone;
-      }
-
-     private:
-      FakeExecutor* executor_;
-      std::vector<executor::DecodeSlot> batch_;
-    };
     return std::make_unique<Run>(this, batch);
   }
 
@@ -125,8 +105,82 @@ class FakeExecutor final : public executor::Executor {
   }
 
  private:
+  class Run final : public executor::StepRun {
+   public:
+    Run(FakeExecutor* executor, std::span<const executor::DecodeSlot> batch)
+        : executor_(executor), batch_(batch.begin(), batch.end()) {}
+
+    absl::StatusOr<State> Advance() override {
+      for (; at_ < batch_.size(); ++at_, layer_ = -1) {
+        const executor::DecodeSlot& slot = batch_[at_];
+        if (layer_ < 0) RETURN_IF_ERROR(Begin(slot));
+        for (; layer_ < end_; ++layer_, asked_ = false) {
+          ASSIGN_OR_RETURN(const bool here, Fetch(slot));
+          if (!here) return State::kWaiting;
+          RETURN_IF_ERROR(CheckLocal(*slot.sequence, layer_, slot.position));
+          Write(*slot.sequence, layer_, slot.position, slot.token);
+          slot.sequence->MarkLocal(layer_, slot.position, slot.position + 1);
+          state_ = Absorb(state_, *slot.sequence, layer_, slot.position + 1);
+        }
+        if (!slot.hidden.empty()) std::memcpy(slot.hidden.data(), &state_, sizeof state_);
+        if (end_ == executor_->options_.layers) Logits(state_, slot.logits);
+      }
+      return State::kDone;
+    }
+
+   private:
+    absl::Status Begin(const executor::DecodeSlot& slot) {
+      const int layers = executor_->options_.layers;
+      if (at_ == 0 && executor_->options_.before) executor_->options_.before(-1);
+      end_ = slot.layer_end < 0 ? layers : slot.layer_end;
+      if (slot.layer_begin < 0 || slot.layer_begin > end_ || end_ > layers)
+        return base::InvalidArgument("layers [{}, {})", slot.layer_begin, end_);
+      if ((slot.layer_begin > 0 || end_ < layers) && slot.hidden.size() != kHidden)
+        return base::InvalidArgument("hidden: {} values", slot.hidden.size());
+      state_ = 0;
+      if (slot.layer_begin > 0) std::memcpy(&state_, slot.hidden.data(), sizeof state_);
+      layer_ = slot.layer_begin;
+      return absl::OkStatus();
+    }
+
+    absl::StatusOr<bool> Fetch(const executor::DecodeSlot& slot) {
+      if (slot.read == nullptr || slot.read->remote == nullptr) return true;
+      if (!asked_) {
+        asked_ = true;
+        const int heads = executor_->options_.kv_heads;
+        std::vector<kv::HeadRange> missing;
+        for (int head = 0; head < heads; ++head) {
+          for (int64_t token = Seen(*slot.sequence, layer_, slot.position); token < slot.position;
+               ++token) {
+            if (slot.sequence->HeadLocal(layer_, head, token)) continue;
+            missing.push_back({head, token, token + 1});
+          }
+        }
+        slot.read->selected_entries += heads * slot.position;
+        slot.read->remote_entries += static_cast<int64_t>(missing.size());
+        if (!missing.empty()) RETURN_IF_ERROR(slot.read->remote->Fetch(layer_, missing));
+      }
+      return slot.read->remote->Fetched(layer_);
+    }
+
+    FakeExecutor* const executor_;
+    const std::vector<executor::DecodeSlot> batch_;
+    size_t at_ = 0;
+    int layer_ = -1;  // of that slot; -1: not begun
+    int end_ = 0;
+    bool asked_ = false;
+    uint64_t state_ = 0;
+  };
+
+  // The first token that the one at `position` sees.
+  static int64_t Seen(const kv::KvSequence& sequence, int layer, int64_t position) {
+    const int window = sequence.layout().layers[static_cast<size_t>(layer)].window;
+    return window > 0 ? std::max<int64_t>(position + 1 - window, 0) : 0;
+  }
+
+  // KV of the tokens before `end`, as the token there sees it.
   static absl::Status CheckLocal(const kv::KvSequence& sequence, int layer, int64_t end) {
-    const int64_t first = sequence.FirstNotLocal(layer, 0, end);
+    const int64_t first = sequence.FirstNotLocal(layer, Seen(sequence, layer, end), end);
     if (first == end) return absl::OkStatus();
     return base::FailedPrecondition("layer {} token {} is not local", layer, first);
   }
@@ -152,7 +206,8 @@ class FakeExecutor final : public executor::Executor {
   static uint64_t Absorb(uint64_t state, kv::KvSequence& sequence, int layer, int64_t end) {
     base::Hasher64 hasher;
     hasher.Update(std::as_bytes(std::span(&state, 1)));
-    for (const std::span<std::byte> segment : sequence.Segments(layer, 0, end)) {
+    for (const std::span<std::byte> segment :
+         sequence.Segments(layer, Seen(sequence, layer, end - 1), end)) {
       hasher.Update(segment);
     }
     return hasher.Digest();

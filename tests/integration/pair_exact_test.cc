@@ -57,6 +57,31 @@ TEST_F(PairExactTest, LayersMoveOverOneAfterTheOtherAndNothingTravelsTwice) {
   ExpectBaseline();
 }
 
+// Two of four layers show 100 tokens: the next token sees 99 of the prompt there.
+TEST_F(PairExactTest, TokensOutsideALayersWindowDoNotTravel) {
+  for (auto* options : {&prefill_executor_, &decode_executor_}) options->windows = {0, 100, 0, 100};
+  SlowLink(400'000);
+  StartBoth();
+  const auto layer_bytes = static_cast<uint64_t>(decode_->pool().layout().TokenBytes(0));
+  for (const int length : {50, 400}) {
+    const auto kv = 2 * layer_bytes * static_cast<uint64_t>(length + std::min(length, 99));
+    const auto full =
+        MakeRequest(Prompt(length, 70 + static_cast<uint64_t>(length)), 12, v1::MODE_FULL);
+    const Result whole = Generate(full);
+    ASSERT_TRUE(whole.status.ok()) << whole.status.error_message();
+    EXPECT_EQ(whole.tokens, Expected(full, decode_executor_)) << length;
+    EXPECT_EQ(whole.stats.transfer_bytes(), kv) << length;
+    const auto exact =
+        MakeRequest(Prompt(length, 80 + static_cast<uint64_t>(length)), 400, v1::MODE_EXACT);
+    const Result split = Generate(exact);
+    ASSERT_TRUE(split.status.ok()) << split.status.error_message();
+    EXPECT_EQ(split.tokens, Expected(exact, decode_executor_)) << length;
+    EXPECT_GT(split.stats.all_local_seconds(), 0) << length;
+    EXPECT_EQ(split.stats.fallback_reason(), "");
+  }
+  ExpectBaseline();
+}
+
 TEST_F(PairExactTest, AFastLinkNeedsNoHandover) {
   StartBoth();
   const auto request = MakeRequest(Prompt(100), 30, v1::MODE_EXACT);

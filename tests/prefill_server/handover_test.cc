@@ -109,6 +109,34 @@ TEST_F(HandoverTest, AskingTwiceForAStepGivesTheSameAnswer) {
   EXPECT_EQ(link_->answers[0], link_->answers[1]);
 }
 
+TEST_F(HandoverTest, TokensThatTheOtherSideMadeAreMadeAnewBeforeTheStep) {
+  Make(256);
+  const JobSpec spec = Held(4, 20);
+  // Steps 20 and 21 were made there; the same three steps handed over give the same last answer.
+  engine_->SubmitSplit({SplitStep{spec.id, 22, 7, 0, {}, {5, 6}}});
+  RunAll();
+  ASSERT_EQ(link_->answers.size(), 1u);
+  // KV is born once, where the token was made first.
+  EXPECT_THAT(link_->calls,
+              ::testing::ElementsAre("born 4 layer 0 token 22", "reply 4 step 22 layer 0"));
+  const JobSpec other = Held(5, 20);
+  for (const auto& [position, token] : {std::pair{20, 5}, {21, 6}, {22, 7}}) {
+    engine_->SubmitSplit({SplitStep{other.id, position, token, 0, {}, {}}});
+    RunAll();
+  }
+  ASSERT_EQ(link_->answers.size(), 4u);
+  EXPECT_EQ(LogitsOf(link_->answers.back()), LogitsOf(link_->answers.front()));
+}
+
+TEST_F(HandoverTest, AStepAfterTokensThatWereNeverMadeHereIsRefused) {
+  Make(256);
+  const JobSpec spec = Held(6, 20);
+  engine_->SubmitSplit({SplitStep{spec.id, 22, 7, 0, {}, {6}}});
+  RunAll();
+  EXPECT_THAT(link_->calls, Contains(StartsWith("aborted 6 split step: position 22")));
+  EXPECT_TRUE(link_->answers.empty());
+}
+
 TEST_F(HandoverTest, AStepThatMakesNoSenseEndsItsTransferAndNoOther) {
   Make(256);
   const JobSpec good = Held(1, 20);

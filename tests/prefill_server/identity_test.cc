@@ -43,7 +43,7 @@ TEST(HelloTest, AgreementIsAccepted) { EXPECT_TRUE(CheckHello(Theirs(), Ours()).
 TEST(HelloTest, EachFieldThatDiffersIsNamedWithBothValues) {
   v1::Hello hello = Theirs();
   hello.set_wire_version(9);
-  EXPECT_THAT(Refusal(hello), HasSubstr("wire_version: ours 2, theirs 9"));
+  EXPECT_THAT(Refusal(hello), HasSubstr("wire_version: ours 3, theirs 9"));
   hello = Theirs();
   hello.set_incarnation(0);
   EXPECT_THAT(Refusal(hello), HasSubstr("incarnation"));

@@ -1,0 +1,353 @@
+// How steps are made while KV is on the way: by what is soonest, with the same tokens whatever that
+// is.
+#include <cstring>
+
+#include "tests/decode_server/engine_fixture.h"
+
+namespace smartgen::decode_server {
+namespace {
+
+using transfer::Handover;
+using transfer::StepKind;
+
+class ChoiceTest : public EngineTest {
+ protected:
+  // Steps take 10 ms here, and there.
+  void MakeSlow() {
+    executor_options_.before = [this](int layer) {
+      if (layer < 0) clock_.Advance(std::chrono::milliseconds(10));
+    };
+    Make();
+  }
+  // A prefill instance that holds the prompt's KV, makes steps, and sends entries that are fetched.
+  void Begin(GenerateSpec spec) {
+    expected_ = LocalTokens(spec);
+    cache_->Clear();
+    listener_ = Submit(std::move(spec));
+    engine_->Step();
+    attempt_ = directory_.attempts.back();
+    there_ = std::make_unique<kv::KvSequence>(pool_.get());
+    const auto length = static_cast<int64_t>(attempt_->tokens.size());
+    ASSERT_TRUE(there_->Reserve(length + 512).ok());
+    attempt_->on_fetch = [this](int layer, std::span<const kv::HeadRange> ranges) {
+      for (const kv::HeadRange& range : ranges) Bring(layer, range);
+      ++fetches_;
+    };
+    executor::PrefillChunk chunk;
+    std::vector<float> logits(256);
+    chunk.sequence = there_.get();
+    chunk.tokens = attempt_->tokens;
+    chunk.last_logits = logits;
+    ASSERT_TRUE(executor_->Prefill(chunk).ok());
+    held_ = length;
+    sampling::Sampler sampler(attempt_->spec.sampling, attempt_->tokens);
+    attempt_->events.on_started(0, 0);
+    attempt_->events.on_token(*sampler.Sample(logits, length));
+    attempt_->events.on_done(true, 0);
+  }
+
+  // Entries that are there and not here.
+  void Bring(int layer, const kv::HeadRange& range) {
+    kv::KvSequence& here = *attempt_->spec.sequence;
+    for (int head = 0; head < executor_options_.kv_heads; ++head) {
+      if (range.head >= 0 && range.head != head) continue;
+      for (int64_t token = range.begin; token < std::min(range.end, held_); ++token) {
+        if (here.HeadLocal(layer, head, token)) continue;
+        const auto from = there_->Segments(layer, head, token, token + 1);
+        const auto to = here.Segments(layer, head, token, token + 1);
+        for (size_t i = 0; i < to.size(); ++i) {
+          std::memcpy(to[i].data(), from[i].data(), to[i].size());
+        }
+        here.MarkHeadLocal(layer, head, token, token + 1);
+      }
+    }
+  }
+
+  // Makes the step that was handed over last; false if there is none to make.
+  bool Answer(base::Duration duration = std::chrono::milliseconds(2)) {
+    if (answered_ == attempt_->splits.size()) return false;
+    const FakeAttempt::SplitCall& call = attempt_->splits[answered_++];
+    const auto before = static_cast<int64_t>(call.before.size());
+    EXPECT_LE(call.position - before, held_);
+    std::vector<float> hidden = call.hidden;
+    hidden.resize(static_cast<size_t>(executor_->config().hidden_dim));
+    for (; held_ <= call.position; ++held_) {
+      const bool last = held_ == call.position;
+      executor::DecodeSlot slot;
+      slot.sequence = there_.get();
+      slot.position = held_;
+      slot.token =
+          last ? call.token : call.before[static_cast<size_t>(before - call.position + held_)];
+      slot.layer_begin = last ? call.layer : 0;
+      slot.hidden = hidden;
+      std::vector<float> logits(256);
+      slot.logits = logits;
+      EXPECT_TRUE(executor_->Decode({&slot, 1}).ok());
+    }
+    if (brings_born_) {
+      for (int layer = 0; layer < layers_; ++layer) {
+        Bring(layer, {.head = -1, .begin = 0, .end = held_});
+      }
+    }
+    clock_.Advance(duration);
+    const auto bytes = std::as_bytes(std::span<const float>(hidden));
+    attempt_->events.on_reply(static_cast<uint64_t>(call.position), call.layer,
+                              {bytes.begin(), bytes.end()});
+    return true;
+  }
+
+  // Until `count` tokens have come.
+  void RunTo(size_t count) {
+    for (int i = 0; i < 1000 && listener_->tokens.size() < count; ++i) {
+      engine_->Step();
+      Answer();
+    }
+    ASSERT_GE(listener_->tokens.size(), count);
+  }
+  void Link(double bytes_per_second, double round_trip = 0) {
+    attempt_->now.link = {.bytes_per_second = bytes_per_second, .rtt_seconds = round_trip};
+  }
+  GenerateSpec SmartGen(Handover handover = Handover::kAuto) {
+    GenerateSpec spec = Spec(40, 24, Mode::kSmartGen);
+    spec.transfer.selector = "dense";
+    spec.transfer.selection_budget = 1;
+    spec.transfer.handover = handover;
+    return spec;
+  }
+  void ExpectTokens() {
+    EXPECT_TRUE(listener_->finished);
+    EXPECT_EQ(listener_->tokens, expected_);
+    EXPECT_EQ(listener_->stats.fallback_reason, "");
+  }
+  int64_t Steps(StepKind kind) {
+    const auto it = listener_->stats.step_kinds.find(kind);
+    return it == listener_->stats.step_kinds.end() ? 0 : it->second;
+  }
+
+  std::shared_ptr<FakeListener> listener_;
+  std::shared_ptr<FakeAttempt> attempt_;
+  std::unique_ptr<kv::KvSequence> there_;
+  std::vector<int32_t> expected_;
+  int64_t held_ = 0;  // tokens whose KV is there
+  size_t answered_ = 0;
+  int fetches_ = 0;
+  bool brings_born_ = false;  // with an answer, all KV that is there
+};
+
+TEST_F(ChoiceTest, OverAThinLinkStepsAreHandedOver) {
+  MakeSlow();
+  Begin(SmartGen());
+  Link(1000);  // 40 tokens of 128 bytes: 5 s
+  RunTo(24);
+  ExpectTokens();
+  EXPECT_EQ(Steps(StepKind::kSplit), 23);
+  EXPECT_EQ(fetches_, 0);
+  EXPECT_EQ(metrics_->GetCounter("step_choices_total", {{"kind", "split"}}).value(), 23);
+}
+
+TEST_F(ChoiceTest, OverAFastLinkStepsFetch) {
+  MakeSlow();
+  Begin(SmartGen());
+  Link(1e9);
+  RunTo(24);
+  ExpectTokens();
+  EXPECT_EQ(Steps(StepKind::kSplit) + Steps(StepKind::kFetch), 23);
+  EXPECT_GE(Steps(StepKind::kFetch), 22);
+  EXPECT_GT(fetches_, 0);
+}
+
+TEST_F(ChoiceTest, TheRequestCanInsistOnHandingOver) {
+  MakeSlow();
+  Begin(SmartGen(Handover::kSplit));
+  Link(1e9);
+  RunTo(24);
+  ExpectTokens();
+  EXPECT_EQ(Steps(StepKind::kSplit), 23);
+}
+
+TEST_F(ChoiceTest, TheRequestCanInsistOnFetching) {
+  MakeSlow();
+  Begin(SmartGen(Handover::kNone));
+  Link(1000);
+  RunTo(24);
+  ExpectTokens();
+  EXPECT_EQ(Steps(StepKind::kFetch), 23);
+  EXPECT_TRUE(attempt_->splits.empty());
+}
+
+TEST_F(ChoiceTest, StepsGoOverAndBackAsTheLinkChanges) {
+  MakeSlow();
+  Begin(SmartGen());
+  Link(1000);
+  RunTo(6);
+  Link(1e9);
+  RunTo(12);
+  const size_t splits = attempt_->splits.size();
+  EXPECT_LE(splits, 6u);
+  // All that was here is forgotten by no one, but the next steps would miss much.
+  Link(1, 1);
+  RunTo(24);
+  ExpectTokens();
+  EXPECT_GT(Steps(StepKind::kFetch), 0);
+  EXPECT_GT(Steps(StepKind::kSplit), 0);
+}
+
+TEST_F(ChoiceTest, TokensMadeHereAreNamedWhenAStepIsHandedOverAfterThem) {
+  MakeSlow();
+  GenerateSpec spec = SmartGen();
+  Begin(std::move(spec));
+  Link(1e9);
+  RunTo(5);
+  const int64_t position = 40 + static_cast<int64_t>(listener_->tokens.size()) - 1;
+  requests_.back()->outlook.missed_bytes = 1e6;  // as if the next step missed much
+  requests_.back()->outlook.missing_then = 1;
+  attempt_->splits.clear();
+  answered_ = 0;
+  Link(1000, 1e-6);
+  engine_->Step();
+  engine_->Step();
+  ASSERT_EQ(attempt_->splits.size(), 1u);
+  const auto& call = attempt_->splits[0];
+  EXPECT_EQ(call.position, position);
+  EXPECT_EQ(call.layer, 0);
+  EXPECT_FALSE(call.before.empty());
+  EXPECT_EQ(call.before.back(), listener_->tokens[listener_->tokens.size() - 2]);
+  RunTo(24);
+  ExpectTokens();
+}
+
+TEST_F(ChoiceTest, BaselinesFetchWhateverItCosts) {
+  MakeSlow();
+  GenerateSpec spec = SmartGen();
+  spec.mode = Mode::kPartial;
+  Begin(std::move(spec));
+  Link(1000);
+  RunTo(24);
+  ExpectTokens();
+  EXPECT_EQ(Steps(StepKind::kFetch), 23);
+}
+
+TEST_F(ChoiceTest, ExactWithoutHandoverWaitsForAllKv) {
+  MakeSlow();
+  GenerateSpec spec = Spec(40, 24, Mode::kExact);
+  spec.transfer.handover = Handover::kNone;
+  Begin(std::move(spec));
+  Link(1000);
+  for (int i = 0; i < 5; ++i) engine_->Step();
+  EXPECT_EQ(listener_->tokens.size(), 1u);
+  EXPECT_TRUE(attempt_->splits.empty());
+  for (int layer = 0; layer < executor_options_.layers; ++layer) {
+    Bring(layer, {.head = -1, .begin = 0, .end = 40});
+  }
+  attempt_->events.on_complete();
+  RunTo(24);
+  ExpectTokens();
+  EXPECT_EQ(Steps(StepKind::kWait), 1);
+}
+
+// The rest follows with each step; the link carries an eighth of the KV in a step's time.
+TEST_F(ChoiceTest, WithEachStepARatioOfTheKvMayFollowUntilAllIsHere) {
+  MakeSlow();
+  GenerateSpec spec = SmartGen(Handover::kSplit);
+  spec.prompt = Spec(80, 1).prompt;
+  spec.max_tokens = 24;
+  spec.transfer.speculative_ratio = 0.1;
+  Begin(std::move(spec));
+  const int64_t all = 80 * pool_->layout().TokenBytes();
+  int64_t came = 0;
+  int64_t tokens = 0;
+  while (came < all) {
+    ASSERT_LT(listener_->tokens.size(), 13u);
+    RunTo(listener_->tokens.size() + 1);
+    // Never more than a step's worth ahead of what came.
+    EXPECT_LE(attempt_->credit - came, all / 10);
+    came += std::min(attempt_->credit - came, all / 8);
+    attempt_->now.path_bytes[transfer::Path::kSpeculative] = static_cast<uint64_t>(came);
+    const int64_t until = std::min<int64_t>(came * 80 / all, 80);
+    for (int layer = 0; layer < layers_; ++layer) {
+      Bring(layer, {.head = -1, .begin = tokens, .end = until});
+    }
+    tokens = until;
+  }
+  EXPECT_LE(listener_->tokens.size(), 12u);  // the first, and ten steps with a credit each
+  attempt_->events.on_complete();
+  brings_born_ = true;
+  RunTo(24);
+  ExpectTokens();
+  EXPECT_TRUE(attempt_->ended);  // released, long before the request's end
+  EXPECT_LE(Steps(StepKind::kSplit), 12);
+  const std::string text = metrics_->Serialize();
+  EXPECT_THAT(text, ::testing::HasSubstr("smartgen_speculative_iterations_count 1"));
+}
+
+class MetadataTest : public ChoiceTest {
+ protected:
+  // Four layers: the first two are dense and have no metadata.
+  void BeginQuest(Handover handover, int64_t max_tokens) {
+    layers_ = 4;
+    MakeSlow();
+    GenerateSpec spec = Spec(40, max_tokens, Mode::kSmartGen);
+    spec.transfer.selection_budget = 1;
+    spec.transfer.handover = handover;
+    Begin(std::move(spec));
+  }
+  void SendMetadata() {
+    const auto selector = *selectors_->Get("quest", 1);
+    selector::MetadataStore store(&selector->metadata(), 1024);
+    for (int layer = 2; layer < 4; ++layer) {
+      ASSERT_TRUE(selector->Extend(layer, *there_, 0, 40, store).ok());
+      std::vector<std::byte> bytes;
+      ASSERT_TRUE(store.Export(layer, 0, 40, bytes).ok());
+      attempt_->events.on_metadata(layer, 0, 40, false, std::move(bytes));
+    }
+  }
+};
+
+TEST_F(MetadataTest, WhatDoesNotComeIsAskedForLessAndLessOftenAndNotForEver) {
+  BeginQuest(Handover::kAuto, 400);
+  std::vector<double> asked;
+  const base::TimePoint begin = clock_.Now();
+  for (int i = 0; i < 1000 && !attempt_->ended; ++i) {
+    engine_->Step();
+    Answer(std::chrono::milliseconds(50));
+    if (attempt_->metadata_asked.size() > asked.size()) {
+      asked.push_back(base::ToSeconds(clock_.Now() - begin));
+    }
+  }
+  // After one stall, then two, then four; given up after eight more.
+  ASSERT_EQ(asked.size(), 3u);
+  EXPECT_NEAR(asked[0], 1, 0.2);
+  EXPECT_NEAR(asked[1], 3, 0.3);
+  EXPECT_NEAR(asked[2], 7, 0.4);
+  EXPECT_NEAR(base::ToSeconds(clock_.Now() - begin), 15, 0.5);
+  EXPECT_THAT(attempt_->metadata_asked[0], ::testing::ElementsAre(transfer::LayerRange{2, 0, 40},
+                                                                  transfer::LayerRange{3, 0, 40}));
+  EXPECT_EQ(Fallbacks("metadata_missing"), 3);
+  EXPECT_EQ(Fallbacks("transfer_stalled"), 1);
+}
+
+TEST_F(MetadataTest, OnceItIsHereStepsSelect) {
+  BeginQuest(Handover::kNone, 24);
+  for (int i = 0; i < 100 && attempt_->metadata_asked.empty(); ++i) {
+    engine_->Step();
+    clock_.Advance(std::chrono::milliseconds(50));
+  }
+  ASSERT_EQ(attempt_->metadata_asked.size(), 1u);
+  EXPECT_EQ(listener_->tokens.size(), 1u);
+  SendMetadata();
+  SendMetadata();  // and once more, in case it was only late
+  RunTo(24);
+  ExpectTokens();
+  EXPECT_EQ(Steps(StepKind::kFetch), 23);
+}
+
+TEST_F(ChoiceTest, AStepThatIsHandedOverGivesTheLinkItsCredit) {
+  MakeSlow();
+  Begin(SmartGen());
+  Link(1000);
+  RunTo(3);
+  EXPECT_GT(attempt_->credit, 0);
+}
+
+}  // namespace
+}  // namespace smartgen::decode_server
