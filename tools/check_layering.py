@@ -17,6 +17,7 @@ _COMMON = {
     "common/base": set(),
     "common/config": {"common/base"},
     "common/metrics": {"common/base"},
+    "common/trace": {"common/base"},
     "common/model": _EVERYWHERE,
     "common/kv": _EVERYWHERE,
     # Moves bytes and knows nothing of KV.
@@ -25,7 +26,7 @@ _COMMON = {
     "common/sampling": {"common/base"},
     "common/tokenizer": _EVERYWHERE | {"common/model"},
     # Knows nothing of models beyond a KV layout.
-    "common/transfer": _EVERYWHERE | {"common/channel", "common/kv"},
+    "common/transfer": _EVERYWHERE | {"common/channel", "common/kv", "common/trace"},
     # Knows nothing of the network.
     "common/executor": _EVERYWHERE | {"common/kv", "common/model", "common/selector"},
     "common/chat": _EVERYWHERE | {"common/model", "common/tokenizer"},
