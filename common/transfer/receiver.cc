@@ -34,7 +34,23 @@ struct UnderWay {
   WireHead head;
   std::unique_ptr<Arrival> arrival;  // KV
   std::vector<std::byte> bytes;      // or what is handed on as it is
+  base::TimePoint begun{};           // if somebody watches the transfer
 };
+
+void TellMoved(const UnderWay& message, uint64_t bytes, base::TimePoint now) {
+  const WireHead& head = message.head;
+  MovedMessage moved{.path = head.path,
+                     .layer = static_cast<int>(head.layer),
+                     .first_token = head.token_begin,
+                     .tokens = static_cast<int64_t>(head.token_end) - head.token_begin,
+                     .step = head.step,
+                     .bytes = bytes,
+                     .begun = message.begun,
+                     .ended = now};
+  if (!head.ranges.empty()) moved.first_token = head.ranges.front().begin;
+  for (const WireRange& range : head.ranges) moved.tokens += range.count;
+  message.transfer->spec.on_message(moved);
+}
 
 bool ChecksumMatches(const WireHead& head, const Placement& placement) {
   if ((head.flags & kFlagChecksum) == 0) return true;
@@ -48,7 +64,7 @@ class ReceiverImpl final : public TransferReceiver {
   ReceiverImpl(Options options, Events events) : options_(options), events_(std::move(events)) {}
 
   absl::Status Begin(ReceiveSpec spec) override;
-  void End(const base::TransferId& id) override;
+  ReceiverStats End(const base::TransferId& id) override;
   std::vector<LayerRange> Missing(const base::TransferId& id) const override;
   ReceiverStats stats(const base::TransferId& id) const override;
   int64_t active() const override;
@@ -126,16 +142,17 @@ absl::Status ReceiverImpl::Begin(ReceiveSpec spec) {
   return absl::OkStatus();
 }
 
-void ReceiverImpl::End(const base::TransferId& id) {
+ReceiverStats ReceiverImpl::End(const base::TransferId& id) {
   std::shared_ptr<Incoming> transfer;  // let go without the lock
   std::shared_ptr<kv::KvSequence> sequence;
   base::MutexLock lock(mutex_);
   const auto it = transfers_.find(id);
-  if (it == transfers_.end()) return;
+  if (it == transfers_.end()) return {};
   transfer = std::move(it->second);
   transfers_.erase(it);
   transfer->ended = true;
   sequence = std::move(transfer->spec.sequence);
+  return transfer->stats;
 }
 
 std::vector<LayerRange> ReceiverImpl::Missing(const base::TransferId& id) const {
@@ -250,6 +267,7 @@ absl::StatusOr<std::shared_ptr<UnderWay>> ReceiverImpl::Admit(WireHead head, uin
   auto message = std::make_shared<UnderWay>();
   message->transfer = it->second;
   message->head = std::move(head);
+  if (message->transfer->spec.on_message) message->begun = options_.clock->Now();
   if (IsOpaque(message->head.path)) {
     message->bytes.resize(payload_bytes);
   } else {
@@ -310,6 +328,7 @@ void ReceiverImpl::Accept(const UnderWay& message, Callbacks* callbacks) {
   }
   stats.bytes += bytes;
   stats.bytes_by_path[message.head.path] += bytes;
+  if (message.transfer->spec.on_message) TellMoved(message, bytes, options_.clock->Now());
 }
 
 void ReceiverImpl::HandOn(Lane lane, UnderWay& message, const Callbacks& callbacks) {

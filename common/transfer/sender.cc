@@ -69,6 +69,7 @@ absl::Status TransferSender::Impl::Begin(SendSpec spec) {
   transfer->unsent_bytes = transfer->state.prompt_bytes();
   transfer->sequence = std::move(spec.sequence);
   transfer->on_sent = std::move(spec.on_sent);
+  transfer->on_message = std::move(spec.on_message);
   base::MutexLock lock(mutex_);
   if (transfers_.emplace(spec.id, std::move(transfer)).second) return absl::OkStatus();
   return base::AlreadyExists("transfer {} is being sent already", spec.id.ToString());

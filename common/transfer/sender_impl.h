@@ -59,6 +59,7 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
     bool full = false;
     bool deliver_rest = true;
     bool credits = false;
+    std::function<void(const MovedMessage&)> on_message;
     // All below: guarded by the mutex.
     TransferState state;
     std::shared_ptr<kv::KvSequence> sequence;          // null after End
@@ -86,6 +87,7 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
     int64_t end = 0;
     bool header = false;
     bool counted = false;  // in the transfer's statistics
+    base::TimePoint posted_at{};
     int64_t payload_bytes() const {
       return bytes != nullptr ? static_cast<int64_t>(bytes->size()) : take.bytes;
     }
@@ -147,6 +149,8 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
   void Count(Item& item, uint64_t segments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Uncount(Item& item, uint64_t segments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnDone(Item& item, uint64_t segments, const absl::Status& status);
+  // Tells whoever watches the transfer.
+  void TellMoved(const Item& item) const;
   // Books of an item that is no longer outstanding.
   void Settle(const Item& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What remains to be done without the lock once the transfer's state changed.

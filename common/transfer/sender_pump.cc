@@ -215,6 +215,7 @@ void TransferSender::Impl::Post(const ItemPtr& item, std::shared_ptr<kv::KvSeque
     OnDone(*item, 0, base::Cancelled("transfer {} was ended", item->transfer->id.ToString()));
     return;
   }
+  if (item->transfer->on_message) item->posted_at = options_.clock->Now();
   channel::OutMessage message = MakeMessage(*item, std::move(sequence), number);
   const uint64_t segments = message.segments.size();
   message.on_done = [self = shared_from_this(), item, segments](const absl::Status& status) {
@@ -296,6 +297,7 @@ void TransferSender::Impl::Settle(const Item& item) {
 
 void TransferSender::Impl::OnDone(Item& item, uint64_t segments, const absl::Status& status) {
   Transfer& transfer = *item.transfer;
+  if (status.ok() && transfer.on_message) TellMoved(item);
   channel::LinkInfo link;
   if (const UseChannel channel(this); channel) link = channel->link_info();
   std::function<void()> then;
@@ -325,6 +327,21 @@ void TransferSender::Impl::OnDone(Item& item, uint64_t segments, const absl::Sta
   }
   if (then) then();
   Pump(true);
+}
+
+void TransferSender::Impl::TellMoved(const Item& item) const {
+  MovedMessage moved{.path = item.path,
+                     .layer = item.take.layer,
+                     .first_token = item.begin,
+                     .tokens = item.end - item.begin,
+                     .step = item.step,
+                     .begun = item.posted_at,
+                     .ended = options_.clock->Now()};
+  if (!item.take.ranges.empty()) moved.first_token = item.take.ranges.front().begin;
+  for (const WireRange& range : item.take.ranges) moved.tokens += range.count;
+  moved.bytes =
+      static_cast<uint64_t>(std::max<int64_t>(0, item.payload_bytes() - item.take.repeated_bytes));
+  item.transfer->on_message(moved);
 }
 
 std::function<void()> TransferSender::Impl::Conclude(Transfer& transfer) {

@@ -31,6 +31,20 @@ struct LayerRange {
   friend bool operator==(const LayerRange&, const LayerRange&) = default;
 };
 
+// One message that went or came, for whoever watches a transfer.
+struct MovedMessage {
+  Path path = Path::kFull;
+  int layer = 0;
+  int64_t first_token = 0;  // of KV and metadata
+  int64_t tokens = 0;       // whole or some heads of them
+  uint64_t step = 0;        // of an answer
+  // As bytes_by_path counts them: re-sends (of what is sent) and duplicates (of what came) left
+  // out.
+  uint64_t bytes = 0;
+  base::TimePoint begun;  // given to the channel; its head came
+  base::TimePoint ended;  // handed to the network; placed and verified
+};
+
 struct SenderStats {
   uint64_t bytes = 0;         // payload handed to the network, re-sends included
   uint64_t resent_bytes = 0;  // of these, what had been handed out before (Resend, Fetch again)
@@ -62,6 +76,9 @@ struct SendSpec {
   // the network, on whatever path, or with the reason why it cannot be (Cancelled after End). From
   // the channel's thread, but for a failure that a call of the sender finds: then from within it.
   std::function<void(const absl::Status&)> on_sent;
+  // Called without a lock for each message that was handed to the network, from the channel's
+  // thread; must not block. Empty: no clock is read for it.
+  std::function<void(const MovedMessage&)> on_message;
 };
 
 // Orders all that one instance sends to another. Nothing of the background (paths full, proactive,
@@ -172,6 +189,9 @@ struct ReceiveSpec {
   std::function<void(int layer, int64_t begin, int64_t end, bool header,
                      std::vector<std::byte> bytes)>
       on_metadata;
+  // For each message that counts in bytes_by_path, in the same moment: under the receiver's lock,
+  // so that it must not call back. Empty: no clock is read for it.
+  std::function<void(const MovedMessage&)> on_message;
 };
 
 // Takes apart what comes. An entry (layer, token, KV head) that is local is never written again: of
@@ -182,6 +202,7 @@ class TransferReceiver : public channel::Receiver {
     uint64_t own_incarnation = 0;
     uint64_t peer_incarnation = 0;
     bool require_checksum = true;
+    const base::Clock* clock = base::Clock::Real();
   };
   struct Events {
     // All three are called on the I/O thread and must not block.
@@ -199,7 +220,8 @@ class TransferReceiver : public channel::Receiver {
   // After this returns no byte is written for `id` any more, but for a payload under way, which
   // pins the sequence until it has drained and is not marked local. A callback that the I/O thread
   // has begun may still be running; none begins. Late messages are refused and counted. Idempotent.
-  virtual void End(const base::TransferId& id) = 0;
+  // What was counted until then; nothing for a transfer that there is not.
+  virtual ReceiverStats End(const base::TransferId& id) = 0;
   // Ranges that are not local yet, merged: what to ask for when a transfer stalls.
   virtual std::vector<LayerRange> Missing(const base::TransferId& id) const = 0;
   virtual ReceiverStats stats(const base::TransferId& id) const = 0;
