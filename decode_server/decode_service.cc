@@ -159,6 +159,8 @@ absl::StatusOr<GenerateSpec> DecodeService::MakeSpec(const grpc::CallbackServerC
   spec.deadline =
       base::Deadline::Earlier(rpc::FromSystemTime(context.deadline(), *parts_.clock),
                               base::Deadline::After(*parts_.clock, parts_.request_timeout));
+  if (request.trace()) spec.trace = parts_.traces->Begin(request.request_id());
+  if (spec.trace != nullptr) spec.trace->Enter(trace::Kind::kWaiting);
   return spec;
 }
 

@@ -7,6 +7,7 @@
 #include "common/base/clock.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/open_calls.h"
+#include "common/trace/trace.h"
 #include "decode_server/engine.h"
 #include "proto/decode.grpc.pb.h"
 
@@ -24,6 +25,7 @@ class DecodeService final : public v1::Decode::CallbackService {
     transfer::RequestOptions default_transfer;
     base::Duration request_timeout;  // bounds calls that bring no deadline, or a later one
     std::function<v1::DaemonInfo()> info;
+    trace::TraceStore* traces;
   };
   explicit DecodeService(Parts parts);
 

@@ -5,6 +5,7 @@
 
 #include "common/base/log.h"
 #include "decode_server/engine_metrics.h"
+#include "decode_server/request_trace.h"
 
 namespace smartgen::decode_server {
 namespace {
@@ -223,6 +224,9 @@ void DecodeEngine::RunLocalChunk() {
   const base::TimePoint begin = parts_.clock->Now();
   const absl::Status status = ComputeChunk(*request, length, logits);
   if (!status.ok()) return Fail(request, request->cancelled() ? request->cancel_reason() : status);
+  if (const auto& trace = request->spec.trace; trace != nullptr) {
+    trace->Add(trace::Kind::kPrefillChunk, begin, {request->local_done, length});
+  }
   placement_.Computed(length, request->local_done, base::ToSeconds(parts_.clock->Now() - begin));
   const bool again = request->stats.preemptions > 0 || request->generated() > 0;
   (again ? hot_->recomputed_tokens : hot_->local_tokens).Add(static_cast<double>(length));
@@ -274,7 +278,9 @@ bool DecodeEngine::RunDecodeStep() {
   for (size_t i = 0; i < batch.size(); ++i) {
     slots.push_back(MakeSlot(batch[i], std::span<float>(logits_).subspan(i * vocab, vocab)));
   }
+  const base::TimePoint begin = parts_.clock->Now();
   const absl::Status status = RunSlots(slots);
+  TraceStep(batch, begin);
   if (status.ok()) {
     for (size_t i = 0; i < batch.size(); ++i) {
       FinishShare(batch[i], status, std::span<float>(logits_).subspan(i * vocab, vocab));
@@ -436,6 +442,7 @@ bool DecodeEngine::SampleAndDeliver(const RequestPtr& request, std::span<float> 
 }
 
 bool DecodeEngine::Deliver(const RequestPtr& request, const sampling::SampledToken& token) {
+  TraceToken(*request);
   request->sampler.Accept(token.id);
   request->tokens.push_back(token.id);
   request->listener->Token(token);
@@ -484,6 +491,7 @@ void DecodeEngine::Fail(const RequestPtr& request, const absl::Status& status) {
 
 void DecodeEngine::CloseRequest(const RequestPtr& request) {
   EndAttempt(*request);
+  TraceStats(*request);
   std::erase(waiting_, request);
   std::erase(active_, request);
   std::erase(local_, request);

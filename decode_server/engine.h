@@ -215,6 +215,8 @@ class DecodeEngine {
   absl::Status RunSlots(std::span<const executor::DecodeSlot> slots);
   void LearnStep(std::span<const executor::DecodeSlot> slots, double seconds);
   void FinishShare(const Share& share, const absl::Status& status, std::span<float> logits);
+  // request_trace.cc
+  static void TraceStep(std::span<const Share> batch, base::TimePoint begin);
   // False if the request has ended.
   bool SampleAndDeliver(const RequestPtr& request, std::span<float> logits);
   bool Deliver(const RequestPtr& request, const sampling::SampledToken& token);

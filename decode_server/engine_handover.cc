@@ -8,6 +8,7 @@
 #include "common/transfer/blocks.h"
 #include "decode_server/engine.h"
 #include "decode_server/engine_metrics.h"
+#include "decode_server/request_trace.h"
 
 namespace smartgen::decode_server {
 
@@ -71,6 +72,7 @@ void DecodeEngine::OnReply(const RequestPtr& request, uint64_t step, int layer,
                                         bytes.size(), handover.hidden.size() * sizeof(float)));
     return;
   }
+  TraceAnswer(*request);
   std::memcpy(handover.hidden.data(), bytes.data(), bytes.size());
   handover.phase = Request::Handover::Phase::kBack;
   const int64_t position = request->length() - 1;

@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "decode_server/engine.h"
 #include "decode_server/engine_metrics.h"
+#include "decode_server/request_trace.h"
 
 namespace smartgen::decode_server {
 
@@ -188,6 +189,7 @@ void DecodeEngine::EnterReading(const RequestPtr& request) {
   options.stall = options_.stall;
   options.max_retries = options_.max_fetches;
   options.parallel = request->spec.transfer.parallel;
+  options.trace = request->spec.trace;
   reading.reader = std::make_unique<RemoteReader>(options, request->remote.attempt,
                                                   request->sequence, parts_.clock);
   reading.read.remote = reading.reader.get();
@@ -209,6 +211,7 @@ void DecodeEngine::GiveCredit(const RequestPtr& request) {
   if (more <= 0) return;
   request->reading->credited += more;
   request->remote.attempt->Credit(more);
+  trace::Mark(request->spec.trace, trace::Kind::kCredit, {0, 0, 0, more});
 }
 
 bool DecodeEngine::GoesOnReading(const RequestPtr& request) {
@@ -260,6 +263,7 @@ void DecodeEngine::StartCohort() {
     const RequestPtr& request = ready[i];
     Request::Reading& reading = *request->reading;
     reading.under_way = true;
+    TraceStepBegun(*request);
     reading.read.selected_entries = reading.read.remote_entries = 0;
     reading.reader->BeginStep(request->length() - 1);
     GiveCredit(request);
@@ -326,6 +330,7 @@ void DecodeEngine::FinishCohort(Cohort& cohort, const absl::Status& status) {
       continue;
     }
     const executor::SlotRead& read = member.reading->read;
+    TraceStepRead(*request, read);
     request->stats.selected_entries += read.selected_entries;
     request->stats.remote_entries += read.remote_entries;
     if (cohort.waiting_since != base::TimePoint{}) ++request->stats.wait_steps;

@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "decode_server/engine.h"
 #include "decode_server/engine_metrics.h"
+#include "decode_server/request_trace.h"
 
 namespace smartgen::decode_server {
 namespace {
@@ -60,6 +61,7 @@ absl::Status DecodeEngine::StartAttempt(const RequestPtr& request, const std::st
   const Mode mode = request->spec.mode == Mode::kAuto ? Mode::kExact : request->spec.mode;
   spec.mode = mode;
   spec.transfer = request->spec.transfer;
+  spec.trace = request->spec.trace;
   request->remote = {};
   request->remote.prompt_end = request->length();
   request->outlook = {.held_there = request->length()};
@@ -67,6 +69,7 @@ absl::Status DecodeEngine::StartAttempt(const RequestPtr& request, const std::st
   if (transfer::Selects(mode)) RETURN_IF_ERROR(PrepareReading(request));
   request->remote.number = ++request->attempts;
   request->remote.address = address;
+  TraceAttempt(*request);
   ASSIGN_OR_RETURN(request->remote.attempt,
                    parts_.directory->Start(address, std::move(spec), MakeEvents(request)));
   request->remote.renewed_at = parts_.clock->Now();
@@ -131,6 +134,8 @@ void DecodeEngine::EndAttempt(Request& request) {
   request.remote.attempt->End();
   const PrefillAttempt::Progress progress = request.remote.attempt->progress();
   request.stats.transfer_bytes += progress.bytes;
+  trace::Mark(request.spec.trace, trace::Kind::kRelease,
+              {0, 0, 0, static_cast<int64_t>(progress.bytes)});
   for (const auto& [path, bytes] : progress.path_bytes) request.stats.path_bytes[path] += bytes;
   request.remote.attempt.reset();
 }
@@ -138,6 +143,7 @@ void DecodeEngine::EndAttempt(Request& request) {
 void DecodeEngine::CountFallback(Request& request, Fallback reason, std::string_view detail) {
   const std::string_view name = FallbackName(reason);
   request.stats.fallback_reason = std::string(name);
+  trace::Mark(request.spec.trace, trace::Kind::kFallback, {static_cast<int64_t>(reason)});
   parts_.metrics->GetCounter("fallback_total", {{"reason", name}}).Add();
   SMARTGEN_LOG(warn, "decode", "fallback reason={} state={}: {}", name,
                RequestStateName(request.state()), detail);
@@ -208,6 +214,7 @@ void DecodeEngine::OnDone(const RequestPtr& request, bool transfer, double secon
 
 void DecodeEngine::OnComplete(const RequestPtr& request) {
   request->remote.kv_complete = true;
+  trace::Mark(request->spec.trace, trace::Kind::kAllLocal);
   request->stats.all_local_seconds = base::ToSeconds(parts_.clock->Now() - request->arrival);
   const bool speculative = request->spec.mode == Mode::kSmartGen &&
                            request->spec.transfer.speculation &&

@@ -54,6 +54,11 @@ void Options::Bind(config::Binder& b) {
   b.Time("request_timeout", &request_timeout, "longest time for one request");
   b.Time("drain_timeout", &drain_timeout, "how long running work may take after SIGTERM");
   b.Time("watchdog", &watchdog, "without a step for this long while work waits: not healthy");
+  b.Section("trace", [&](config::Binder& s) {
+    s.Field("requests", &trace.max_requests, "traces of requests kept; 0: none are made");
+    s.Field("events", &trace.max_events, "events of a request's trace; the rest is counted");
+    s.Time("keep", &trace.keep, "how long a trace is kept");
+  });
   b.Section("log", [&](config::Binder& s) {
     s.Choice("level", &log_level, {"trace", "debug", "info", "warn", "error", "off"},
              "least level that is logged");
@@ -81,6 +86,7 @@ absl::Status Options::Check() const {
     if (value < 0) return base::InvalidArgument("{}: want at least 0, got {}", name, value);
   }
   RETURN_IF_ERROR(transfer.Check());
+  RETURN_IF_ERROR(trace.Check());
   constexpr base::Duration kMin = std::chrono::milliseconds(1);
   const std::pair<const char*, base::Duration> times[] = {{"heartbeat", heartbeat},
                                                           {"pairing_timeout", pairing_timeout},

@@ -8,6 +8,7 @@
 #include "common/base/status.h"
 #include "common/config/binder.h"
 #include "common/rpc/security.h"
+#include "common/trace/trace.h"
 #include "common/transfer/request_options.h"
 
 namespace smartgen::decode_server {
@@ -57,6 +58,8 @@ struct Options {
   base::Duration request_timeout = std::chrono::minutes(30);  // bounds every request
   base::Duration drain_timeout = std::chrono::seconds(30);  // SIGTERM: what runs may take this long
   base::Duration watchdog = std::chrono::seconds(60);       // no step while work waits: not healthy
+
+  trace::TraceStore::Options trace;
 
   std::string log_level = "info";
   std::string log_format = "text";

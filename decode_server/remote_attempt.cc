@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/rpc/convert.h"
 #include "common/rpc/status.h"
+#include "common/transfer/message_trace.h"
 
 namespace smartgen::decode_server {
 
@@ -60,6 +61,7 @@ transfer::ReceiveSpec RemoteAttempt::MakeReceiveSpec(const AttemptSpec& spec) {
       self->events_.on_metadata(layer, begin, end, header, std::move(bytes));
     }
   };
+  receive.on_message = transfer::TraceMessages(spec.trace, /*sent=*/false, receive.end);
   return receive;
 }
 
@@ -76,6 +78,7 @@ void RemoteAttempt::Call(const AttemptSpec& spec) {
   request_.set_mode(rpc::ToProto(spec.mode));
   rpc::ToProto(spec.transfer, request_.mutable_transfer());
   request_.set_model_fingerprint(context.model_fingerprint);
+  if (spec.trace != nullptr) request_.set_trace_id(spec.trace->id());
   Stream::Events events;
   events.on_message = [self = shared_from_this()](const v1::PrefillEvent& event) {
     self->OnEvent(event);
@@ -285,15 +288,19 @@ void RemoteAttempt::RenewLease() {
 
 void RemoteAttempt::End() {
   std::shared_ptr<Stream> stream;
-  const transfer::ReceiverStats stats = receiver_->stats(id_);
   {
     base::MutexLock lock(mutex_);
-    if (ended_) return;
+    if (ending_) return;
+    ending_ = true;
+  }
+  // What it counted is all that there will be.
+  const transfer::ReceiverStats stats = receiver_->End(id_);
+  {
+    base::MutexLock lock(mutex_);
     ended_ = true;
     final_ = stats;
     stream.swap(stream_);
   }
-  receiver_->End(id_);
   session_->Unregister(id_);
   v1::ControlMessage message;
   message.mutable_release()->set_transfer_id(rpc::TransferIdBytes(id_));

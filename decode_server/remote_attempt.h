@@ -63,6 +63,7 @@ class RemoteAttempt final : public PrefillAttempt,
 
   mutable base::Mutex mutex_;
   std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;  // End was called
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;  // told once
   bool done_ ABSL_GUARDED_BY(mutex_) = false;    // the event has come

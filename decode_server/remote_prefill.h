@@ -15,6 +15,7 @@
 #include "common/kv/remote_kv.h"
 #include "common/kv/sequence.h"
 #include "common/sampling/sampler.h"
+#include "common/trace/trace.h"
 #include "common/transfer/mode.h"
 #include "common/transfer/request_options.h"
 #include "common/transfer/transfer.h"
@@ -48,6 +49,7 @@ struct AttemptSpec {
   std::shared_ptr<kv::KvSequence> sequence;     // room for all tokens
   transfer::Mode mode = transfer::Mode::kFull;  // one that transfers
   transfer::RequestOptions transfer;
+  trace::TracePtr trace;  // null: not traced
 };
 
 // How the KV will come, as the prefill side has it.

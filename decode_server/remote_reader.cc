@@ -43,8 +43,15 @@ void RemoteReader::AskNext(int layer, Wait& wait) {
   attempt_->FetchHeads(
       layer, std::span<const kv::HeadRange>(wait.ranges).subspan(wait.asked, until - wait.asked),
       false);
+  if (options_.trace != nullptr) {
+    for (size_t i = wait.asked; i < until; ++i) {
+      ++wait.asked_ranges;
+      wait.asked_entries += wait.ranges[i].end - wait.ranges[i].begin;
+    }
+  }
   wait.asked = until;
   wait.asked_at = clock_->Now();
+  if (wait.first_asked_at == base::TimePoint{}) wait.first_asked_at = wait.asked_at;
 }
 
 absl::StatusOr<bool> RemoteReader::Fetched(int layer) {
@@ -57,6 +64,10 @@ absl::StatusOr<bool> RemoteReader::Fetched(int layer) {
   }
   if (wait.asked == 0 && !wait.ranges.empty()) AskNext(layer, wait);
   if (wait.ranges.empty()) {
+    if (options_.trace != nullptr && wait.asked_ranges > 0) {
+      options_.trace->Add(trace::Kind::kFetch, wait.first_asked_at,
+                          {layer, wait.asked_ranges, wait.asked_entries, wait.retries});
+    }
     waits_.erase(it);
     return true;
   }
@@ -92,11 +103,13 @@ absl::StatusOr<bool> RemoteReader::AskAgain(int layer, base::TimePoint asked_at,
 
 absl::Status RemoteReader::Attend(int layer, int64_t begin, int64_t end,
                                   std::span<const float> queries) {
+  const base::TimePoint now = clock_->Now();
   shipped_[layer] = {.begin = begin,
                      .end = end,
                      .queries = {queries.begin(), queries.end()},
                      .answer = {},
-                     .asked_at = clock_->Now()};
+                     .asked_at = now,
+                     .first_asked_at = now};
   attempt_->Attend(position_, layer, begin, end, queries);
   return absl::OkStatus();
 }
@@ -107,6 +120,12 @@ void RemoteReader::OnReply(uint64_t step, int layer, std::span<const std::byte> 
   if (bytes.size() % sizeof(float) != 0) return;
   it->second.answer.resize(bytes.size() / sizeof(float));
   std::memcpy(it->second.answer.data(), bytes.data(), bytes.size());
+  if (options_.trace != nullptr) {
+    const Shipped& shipped = it->second;
+    options_.trace->Add(
+        trace::Kind::kAttendAway, shipped.first_asked_at,
+        {position_, layer, shipped.end - shipped.begin, static_cast<int64_t>(bytes.size())});
+  }
 }
 
 absl::StatusOr<bool> RemoteReader::Attended(int layer, std::span<float> out, std::span<float> lse) {

@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/kv/remote_kv.h"
 #include "common/kv/sequence.h"
+#include "common/trace/trace.h"
 #include "decode_server/remote_prefill.h"
 
 namespace smartgen::decode_server {
@@ -21,6 +22,7 @@ class RemoteReader final : public kv::RemoteKv {
     base::Duration stall = std::chrono::seconds(1);  // without an answer: asked again
     int max_retries = 3;                             // asked in vain so often: an error
     bool parallel = true;                            // false: one head's entries after the other's
+    trace::TracePtr trace;                           // null: not traced
   };
   RemoteReader(Options options, std::shared_ptr<PrefillAttempt> attempt,
                std::shared_ptr<kv::KvSequence> sequence, const base::Clock* clock)
@@ -49,6 +51,9 @@ class RemoteReader final : public kv::RemoteKv {
     base::TimePoint asked_at{};         // or when bytes last came
     uint64_t bytes = 0;                 // of the transfer, then
     int retries = 0;
+    base::TimePoint first_asked_at{};  // for the trace, as what follows
+    int64_t asked_ranges = 0;
+    int64_t asked_entries = 0;
   };
   struct Shipped {
     int64_t begin = 0;
@@ -57,6 +62,7 @@ class RemoteReader final : public kv::RemoteKv {
     std::vector<float> answer;  // empty: not here yet
     base::TimePoint asked_at{};
     int retries = 0;
+    base::TimePoint first_asked_at{};
   };
   bool Here(int layer, const kv::HeadRange& range) const;
   // Asks for the ranges that have not been asked for, all or the next head's.

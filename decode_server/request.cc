@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "common/base/log.h"
+#include "decode_server/request_trace.h"
 
 namespace smartgen::decode_server {
 namespace {
@@ -91,6 +92,7 @@ void Request::Advance(RequestState next) {
                  RequestStateName(state_), RequestStateName(next));
     std::abort();
   }
+  TraceState(*this, next);
   state_ = next;
 }
 

@@ -40,6 +40,7 @@
 #include "common/kv/sequence.h"
 #include "common/sampling/sampler.h"
 #include "common/selector/selector.h"
+#include "common/trace/trace.h"
 #include "common/transfer/step_choice.h"
 #include "decode_server/remote_prefill.h"
 #include "decode_server/remote_reader.h"
@@ -92,6 +93,7 @@ struct GenerateSpec {
   transfer::RequestOptions transfer;
   std::vector<std::string> prefill_ranking;
   base::Deadline deadline = base::Deadline::Infinite();
+  trace::TracePtr trace;  // null: not traced
 };
 
 enum class RequestState {
@@ -171,6 +173,7 @@ class Request {
   bool force_local = false;  // after a pre-emption
   base::TimePoint prefill_started{};
   base::TimePoint decode_started{};
+  base::TimePoint step_begun{};  // of the step under way, if it is traced
 
   // The remote prefill under way.
   struct Remote {

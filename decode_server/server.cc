@@ -158,6 +158,9 @@ absl::Status DecodeServer::InitServices() {
   ASSIGN_OR_RETURN(const Mode mode, transfer::ParseMode(options_.mode));
   transfer::RequestOptions transfer = options_.transfer;
   ASSIGN_OR_RETURN(transfer.handover, transfer::ParseHandover(options_.handover));
+  traces_ = std::make_unique<trace::TraceStore>(options_.trace, parts_.clock);
+  trace_service_ = std::make_unique<rpc::TraceService>(traces_.get(), parts_.clock, "decoded",
+                                                       [this] { return rpc_->address(); });
   DecodeService::Parts service_parts{engine_.get(),
                                      parts_.clock,
                                      metrics_.get(),
@@ -166,12 +169,15 @@ absl::Status DecodeServer::InitServices() {
                                      mode,
                                      transfer,
                                      options_.request_timeout,
-                                     [this] { return Info(); }};
+                                     [this] { return Info(); },
+                                     traces_.get()};
   service_ = std::make_unique<DecodeService>(std::move(service_parts));
   rpc::ServerOptions rpc_options;
   rpc_options.listen = options_.listen;
   rpc_options.security = options_.security;
-  ASSIGN_OR_RETURN(rpc_, rpc::Server::Start(rpc_options, {{"smartgen.v1.Decode", service_.get()}}));
+  ASSIGN_OR_RETURN(rpc_,
+                   rpc::Server::Start(rpc_options, {{"smartgen.v1.Decode", service_.get()},
+                                                    {"smartgen.v1.Trace", trace_service_.get()}}));
   if (options_.metrics_listen.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(rpc::CheckExposure("metrics.listen", options_.metrics_listen, false, false,
                                      options_.security.allow_insecure));
@@ -194,6 +200,7 @@ DecodeServer::~DecodeServer() {
   if (service_ != nullptr) service_->Flush(kFlushGrace);
   if (rpc_ != nullptr) rpc_->Shutdown(base::Duration(0));
   rpc_.reset();
+  trace_service_.reset();
   service_.reset();
   tcp_.reset();
   engine_.reset();
@@ -207,6 +214,7 @@ void DecodeServer::WatchLoop() {
       if (!stop_) wake_.WaitFor(mutex_, kWatchInterval);
       if (stop_) return;
     }
+    traces_->Expire();
     const bool now = engine_->stuck();
     if (now == stuck) continue;
     stuck = now;

@@ -16,6 +16,7 @@
 #include "common/kv/prefix_cache.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/server.h"
+#include "common/rpc/trace_service.h"
 #include "common/transfer/cost_model.h"
 #include "decode_server/decode_service.h"
 #include "decode_server/engine.h"
@@ -82,6 +83,8 @@ class DecodeServer {
   std::unique_ptr<PairingManager> pairings_;
   std::unique_ptr<selector::SelectorSet> selectors_;
   std::unique_ptr<DecodeEngine> engine_;
+  std::unique_ptr<trace::TraceStore> traces_;
+  std::unique_ptr<rpc::TraceService> trace_service_;
   std::unique_ptr<DecodeService> service_;
   std::unique_ptr<rpc::Server> rpc_;
   std::unique_ptr<metrics::MetricsServer> metrics_server_;

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/transfer/message_trace.h"
+#include "prefill_server/chunk_trace.h"
 #include "prefill_server/engine_metrics.h"
 #include "prefill_server/scheduler.h"
 
@@ -272,6 +274,7 @@ void PrefillEngine::OnLeaseEnd(const std::shared_ptr<Job>& job, kv::LeaseTable::
   job->spec.link->End(job->spec.id);
   job->SetSequence(nullptr);
   Forget(*job);
+  if (job->spec.trace != nullptr) job->spec.trace->Finish(trace::Kind::kPrompt);
 }
 
 absl::Status PrefillEngine::BeginTransfer(Job& job, std::shared_ptr<kv::KvSequence> sequence) {
@@ -305,6 +308,7 @@ absl::Status PrefillEngine::BeginTransfer(Job& job, std::shared_ptr<kv::KvSequen
   spec.pushed = plan.pushed_blocks;
   spec.deliver_rest = plan.deliver_rest;
   spec.credits = plan.credits;
+  spec.on_message = transfer::TraceMessages(job.spec.trace, /*sent=*/true, job.tokens());
   RETURN_IF_ERROR(link.Begin(std::move(spec)));
   // A lease that ended meanwhile found no transfer to end.
   if (job.cancelled()) {
@@ -312,6 +316,8 @@ absl::Status PrefillEngine::BeginTransfer(Job& job, std::shared_ptr<kv::KvSequen
     return job.cancel_reason();
   }
   link.NotifyPlan(job.spec.id, plan);
+  trace::Mark(job.spec.trace, trace::Kind::kPlan,
+              {plan.budget_blocks, plan.pushed_blocks, plan.total_blocks});
   // What is cached goes out at once, while the rest is computed.
   if (job.cached_tokens == 0) return absl::OkStatus();
   for (int layer = 0; layer < parts_.pool->layout().num_layers(); ++layer) {
@@ -357,6 +363,7 @@ absl::Status PrefillEngine::ComputeChunk(Job& job, kv::KvSequence& sequence, int
   chunk.tokens = Span(job.spec.tokens)
                      .subspan(static_cast<size_t>(job.done_tokens), static_cast<size_t>(length));
   chunk.last_logits = logits;
+  ChunkTrace layers(job.spec.trace, chunk.start, length);
   const MetadataSource::Sink metadata_sink = [&](int layer, int64_t begin, int64_t end, bool header,
                                                  std::vector<std::byte> bytes) {
     return job.spec.link->Metadata(job.spec.id, layer, begin, end, header, std::move(bytes));
@@ -369,6 +376,7 @@ absl::Status PrefillEngine::ComputeChunk(Job& job, kv::KvSequence& sequence, int
     };
   }
   chunk.on_layer = [&](int layer, int64_t begin, int64_t end) {
+    layers.LayerReady(layer);
     if (!job.wants_transfer() || job.cancelled()) return;
     absl::Status sent;
     // Before the KV, for it is small and needed first.
@@ -380,7 +388,9 @@ absl::Status PrefillEngine::ComputeChunk(Job& job, kv::KvSequence& sequence, int
   };
   chunk.cancelled = [&] {
     watchdog_.Touch();
+    layers.EndLayer();
     RunHandover();
+    layers.BeginLayer();
     return stop_ || job.cancelled() || job.spec.deadline.Expired(*parts_.clock);
   };
   const absl::Status status = parts_.executor->Prefill(chunk);
@@ -411,6 +421,7 @@ void PrefillEngine::FinishPrompt(const std::shared_ptr<Job>& job, std::span<floa
   job->Advance(JobState::kEnded);
   job->held_tokens = job->tokens();
   job->SetComputed();
+  trace::Mark(job->spec.trace, trace::Kind::kToken, {1, job->tokens()});
   parts_.planner->Learn(job->tokens() - job->cached_tokens, job->cached_tokens,
                         job->compute_seconds);
   if (transfer) job->spec.link->PromptDone(job->spec.id);
@@ -427,6 +438,7 @@ void PrefillEngine::Fail(const std::shared_ptr<Job>& job, const absl::Status& st
   leases_.Release(job->spec.id);
   job->SetSequence(nullptr);
   Forget(*job);
+  if (job->spec.trace != nullptr) job->spec.trace->Finish(trace::Kind::kPrompt);
   SMARTGEN_LOG(info, "prefill", "prompt ended transfer={} tokens={} done={} status={}",
                job->spec.id.ToString(), job->tokens(), job->done_tokens, base::MessageOf(status));
   job->listener->Failed(status);

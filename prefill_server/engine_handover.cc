@@ -217,11 +217,16 @@ void PrefillEngine::RunSplits(std::vector<SplitStep> steps) {
     slots.push_back(one.Slot(one.step.position, one.step.token, one.step.layer, one.step.hidden));
   }
   if (slots.empty()) return;
+  const base::TimePoint begin = parts_.clock->Now();
   const absl::Status together = RunSlots(slots);
   for (size_t i = 0; i < running.size(); ++i) {
     RunningSplit& one = running[i];
     // One that cannot be computed must not take the others with it.
     const absl::Status status = together.ok() ? together : RunSlots({&slots[i], 1});
+    if (const auto& trace = one.job->spec.trace; trace != nullptr) {
+      trace->Add(trace::Kind::kSplitComputed, begin,
+                 {one.step.position, one.step.layer, static_cast<int64_t>(slots.size())});
+    }
     FinishSplit(one, status);
   }
   hot_->split_steps.Add(static_cast<double>(running.size()));
@@ -280,7 +285,12 @@ void PrefillEngine::RunAttends(std::vector<AttendStep> steps) {
         attend.queries = step.queries;
         attend.out = std::span<float>(answer).first(values);
         attend.lse = std::span<float>(answer).subspan(values);
+        const base::TimePoint begin = parts_.clock->Now();
         status = parts_.executor->Attend({&attend, 1});
+        if (const auto& trace = job->spec.trace; trace != nullptr) {
+          trace->Add(trace::Kind::kAttendComputed, begin,
+                     {step.position, step.layer, step.end - step.begin});
+        }
         if (status.ok()) {
           status = job->spec.link->Reply(step.id, static_cast<uint64_t>(step.position), step.layer,
                                          Bytes(answer));

@@ -40,6 +40,9 @@ void Job::Advance(JobState next) {
     std::abort();
   }
   state_ = next;
+  if (spec.trace != nullptr) {
+    spec.trace->Enter(next == JobState::kRunning ? trace::Kind::kPrefill : trace::Kind::kLease);
+  }
 }
 
 }  // namespace smartgen::prefill_server

@@ -22,6 +22,7 @@
 #include "common/base/status.h"
 #include "common/kv/sequence.h"
 #include "common/sampling/sampler.h"
+#include "common/trace/trace.h"
 #include "common/transfer/mode.h"
 #include "common/transfer/request_options.h"
 #include "common/transfer/transfer.h"
@@ -89,6 +90,7 @@ struct JobSpec {
   transfer::Mode mode = transfer::Mode::kFull;
   transfer::RequestOptions transfer;
   std::shared_ptr<DecodeLink> link;
+  trace::TracePtr trace;  // null: not traced
 };
 
 // A part of a decode step that is computed here, on the KV held under the transfer's lease.

@@ -40,6 +40,11 @@ void Options::Bind(config::Binder& b) {
   b.Time("drain_timeout", &drain_timeout, "how long running work may take after SIGTERM");
   b.Time("watchdog", &watchdog,
          "without a layer computed for this long while work waits: not healthy");
+  b.Section("trace", [&](config::Binder& s) {
+    s.Field("requests", &trace.max_requests, "traces of requests kept; 0: none are made");
+    s.Field("events", &trace.max_events, "events of a request's trace; the rest is counted");
+    s.Time("keep", &trace.keep, "how long a trace is kept");
+  });
   b.Section("log", [&](config::Binder& s) {
     s.Choice("level", &log_level, {"trace", "debug", "info", "warn", "error", "off"},
              "least level that is logged");
@@ -61,6 +66,7 @@ absl::Status Options::Check() const {
   if (kv_bytes < 0) return base::InvalidArgument("kv_bytes: want at least 0, got {}", kv_bytes);
   if (context_length < 0)
     return base::InvalidArgument("context_length: want at least 0, got {}", context_length);
+  RETURN_IF_ERROR(trace.Check());
   constexpr base::Duration kMin = std::chrono::milliseconds(1);
   const std::pair<const char*, base::Duration> times[] = {{"lease", lease},
                                                           {"heartbeat", heartbeat},

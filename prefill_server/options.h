@@ -7,6 +7,7 @@
 #include "common/base/status.h"
 #include "common/config/binder.h"
 #include "common/rpc/security.h"
+#include "common/trace/trace.h"
 
 namespace smartgen::prefill_server {
 
@@ -47,6 +48,8 @@ struct Options {
   base::Duration drain_timeout = std::chrono::seconds(30);  // SIGTERM: what runs may take this long
   base::Duration watchdog =
       std::chrono::seconds(60);  // no layer computed while work waits: not healthy
+
+  trace::TraceStore::Options trace;
 
   std::string log_level = "info";
   std::string log_format = "text";

@@ -136,6 +136,13 @@ absl::StatusOr<JobSpec> PrefillService::MakeSpec(const grpc::CallbackServerConte
   spec.deadline =
       base::Deadline::Earlier(rpc::FromSystemTime(context.deadline(), *parts_.clock),
                               base::Deadline::After(*parts_.clock, parts_.request_timeout));
+  spec.trace = parts_.traces->Begin(request.trace_id());
+  if (spec.trace != nullptr) {
+    spec.trace->Enter(trace::Kind::kQueued);
+    spec.trace->Note("transfer_id", spec.id.ToString());
+    spec.trace->Note("mode", std::string(transfer::ModeName(spec.mode)));
+    spec.trace->Note("prompt_tokens", fmt::format("{}", request.prompt_tokens()));
+  }
   return spec;
 }
 

@@ -6,6 +6,7 @@
 #include "common/base/clock.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/open_calls.h"
+#include "common/trace/trace.h"
 #include "prefill_server/control_service.h"
 #include "prefill_server/engine.h"
 #include "prefill_server/identity.h"
@@ -26,6 +27,7 @@ class PrefillService final : public v1::Prefill::CallbackService {
     base::Duration request_timeout;  // bounds calls that bring no deadline, or a later one
     std::function<v1::DaemonInfo()> info;
     ProbeHost* probe;
+    trace::TraceStore* traces;
   };
   explicit PrefillService(Parts parts);
 

@@ -97,6 +97,9 @@ absl::Status PrefillServer::Init() {
       ControlService::Parts{engine_.get(), tcp_.get(), parts_.clock, metrics_.get(), identity_,
                             incarnation_, [this] { return draining_.load(); }});
   probe_ = std::make_unique<ProbeHost>(ProbeHost::Options{}, tcp_.get(), parts_.clock);
+  traces_ = std::make_unique<trace::TraceStore>(options_.trace, parts_.clock);
+  trace_service_ = std::make_unique<rpc::TraceService>(traces_.get(), parts_.clock, "prefilld",
+                                                       [this] { return rpc_->address(); });
   PrefillService::Parts service_parts{engine_.get(),
                                       control_.get(),
                                       parts_.clock,
@@ -105,7 +108,8 @@ absl::Status PrefillServer::Init() {
                                       incarnation_,
                                       options_.request_timeout,
                                       [this] { return Info(); },
-                                      probe_.get()};
+                                      probe_.get(),
+                                      traces_.get()};
   prefill_ = std::make_unique<PrefillService>(std::move(service_parts));
 
   rpc::ServerOptions rpc_options;
@@ -113,7 +117,8 @@ absl::Status PrefillServer::Init() {
   rpc_options.security = options_.security;
   ASSIGN_OR_RETURN(rpc_,
                    rpc::Server::Start(rpc_options, {{"smartgen.v1.Prefill", prefill_.get()},
-                                                    {"smartgen.v1.Transfer", control_.get()}}));
+                                                    {"smartgen.v1.Transfer", control_.get()},
+                                                    {"smartgen.v1.Trace", trace_service_.get()}}));
   if (!options_.metrics_listen.empty()) {
     RETURN_IF_ERROR(rpc::CheckExposure("metrics.listen", options_.metrics_listen, false, false,
                                        options_.security.allow_insecure));
@@ -190,6 +195,7 @@ PrefillServer::~PrefillServer() {
   if (rpc_ != nullptr) rpc_->Shutdown(base::Duration(0));
   tcp_.reset();
   rpc_.reset();
+  trace_service_.reset();
   prefill_.reset();
   control_.reset();
   engine_.reset();
@@ -204,6 +210,7 @@ void PrefillServer::WatchLoop() {
       if (stop_) return;
     }
     probe_->Tick();
+    traces_->Expire();
     const bool now = engine_->stuck();
     if (now == stuck) continue;
     stuck = now;

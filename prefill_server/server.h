@@ -16,6 +16,7 @@
 #include "common/kv/prefix_cache.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/server.h"
+#include "common/rpc/trace_service.h"
 #include "prefill_server/control_service.h"
 #include "prefill_server/engine.h"
 #include "prefill_server/identity.h"
@@ -76,6 +77,8 @@ class PrefillServer {
   std::unique_ptr<channel::TcpEngine> tcp_;
   std::unique_ptr<ControlService> control_;
   std::unique_ptr<ProbeHost> probe_;
+  std::unique_ptr<trace::TraceStore> traces_;
+  std::unique_ptr<rpc::TraceService> trace_service_;
   std::unique_ptr<PrefillService> prefill_;
   std::unique_ptr<rpc::Server> rpc_;
   std::unique_ptr<metrics::MetricsServer> metrics_server_;

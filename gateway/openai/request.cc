@@ -155,9 +155,9 @@ std::optional<bool> ReadSwitch(FieldReader& reader, std::string_view key) {
 }
 
 void ReadSmartGen(FieldReader& reader, ParsedRequest& out) {
-  constexpr std::array<std::string_view, 9> kKeys = {
+  constexpr std::array<std::string_view, 10> kKeys = {
       "mode",    "selector", "selection_budget", "speculative_ratio", "handover",
-      "profile", "parallel", "prefetch",         "speculation"};
+      "profile", "parallel", "prefetch",         "speculation",       "trace"};
   constexpr std::array<std::string_view, 7> kModes = {"auto",     "full",    "local", "exact",
                                                       "smartgen", "partial", "random"};
   constexpr std::array<std::string_view, 4> kSelectors = {"dense", "quest", "hata", "infinigen"};
@@ -192,6 +192,7 @@ void ReadSmartGen(FieldReader& reader, ParsedRequest& out) {
   choice.parallel = ReadSwitch(nested, "parallel");
   choice.prefetch = ReadSwitch(nested, "prefetch");
   choice.speculation = ReadSwitch(nested, "speculation");
+  out.trace = nested.Bool("trace", false);
   if (nested.error()) reader.Fail(*nested.error());
 }
 

@@ -63,6 +63,7 @@ struct ParsedRequest {
   bool has_seed = false;
   std::optional<transfer::Mode> mode;  // absent: decoded's configuration
   TransferChoice transfer;
+  bool trace = false;  // the daemons record what happens to it
 };
 
 struct RequestLimits {

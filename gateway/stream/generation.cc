@@ -229,6 +229,7 @@ class Generation {
     out.set_max_tokens(slot.max_tokens);
     if (request.mode) out.set_mode(rpc::ToProto(*request.mode));
     SetTransfer(request.transfer, *out.mutable_transfer());
+    out.set_trace(request.trace);
     return out;
   }
 

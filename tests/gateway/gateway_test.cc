@@ -279,6 +279,15 @@ TEST_F(GatewayTest, TheModeTravels) {
   EXPECT_EQ(decode().requests()[0].mode(), v1::MODE_LOCAL);
 }
 
+TEST_F(GatewayTest, WhoAsksForATraceHasItUnderTheResponsesId) {
+  Start();
+  const auto response = Chat(R"("smartgen":{"trace":true})");
+  EXPECT_TRUE(decode().requests()[0].trace());
+  EXPECT_EQ(decode().requests()[0].request_id(), response.Json()["id"]);
+  Chat(R"("smartgen":{"mode":"local"})");
+  EXPECT_FALSE(decode().requests()[1].trace());
+}
+
 TEST_F(GatewayTest, AnotherModelsNameIs404) {
   Start();
   const auto response = Chat(R"("model":"gpt-4")");

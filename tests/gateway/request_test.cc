@@ -155,6 +155,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadField{kC, R"({"smartgen": {"speculative_ratio": -1}})", "smartgen.speculative_ratio"},
         BadField{kC, R"({"smartgen": {"handover": "all"}})", "smartgen.handover"},
         BadField{kC, R"({"smartgen": {"profile": 1}})", "smartgen.profile"},
+        BadField{kC, R"({"smartgen": {"trace": "yes"}})", "smartgen.trace"},
         BadField{kC, R"({"model": 7})", "model"}, BadField{kT, R"({"prompt": null})", "prompt"},
         BadField{kT, R"({"prompt": []})", "prompt"}, BadField{kT, R"({"prompt": 5})", "prompt"},
         BadField{kT, R"({"prompt": [1, "a"]})", "prompt"},
