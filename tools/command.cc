@@ -9,7 +9,7 @@
 namespace smartgen::tools {
 namespace {
 
-constexpr std::array<Command, 13> kCommands = {{
+constexpr std::array<Command, 14> kCommands = {{
     {"fetch-model", "NAME [--dir D]", "obtain a model by name and check it", FetchModel},
     {"up", "--model M [--prefill N] [--port P] [-- OVERRIDES]",
      "start prefilld, decoded and gateway on this machine", Up},
@@ -22,6 +22,8 @@ constexpr std::array<Command, 13> kCommands = {{
     {"profile", "--model M --text FILES... --out P", "measure what decode steps select", Profile},
     {"calibrate", "--model M [--peer HOST:PORT] [--out F] | show F",
      "measure this machine for the daemons' predictions", Calibrate},
+    {"trace", "--prompt-file F | --request ID --decode HOST:PORT [--out F]",
+     "one request over time, for ui.perfetto.dev or chrome://tracing", Trace},
     {"config", "check FILE --daemon D", "check a daemon's configuration file", Config},
     {"metrics", "", "print the metric catalogue as a table", MetricsTable},
     {"version", "", "print the version", Version},

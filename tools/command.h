@@ -32,6 +32,7 @@ int Render(const Args& args);
 int Bench(const Args& args);
 int Profile(const Args& args);
 int Calibrate(const Args& args);
+int Trace(const Args& args);
 int Up(const Args& args);
 int Chat(const Args& args);
 int Config(const Args& args);
