@@ -70,6 +70,10 @@ absl::Status DecodeEngine::CheckSpec(const GenerateSpec& spec) const {
         "max_tokens: want more than the {} tokens generated already, got {}", spec.generated.size(),
         spec.max_tokens);
   }
+  if (static_cast<int64_t>(spec.sampling.forced_ids.size()) > spec.max_tokens) {
+    return base::InvalidArgument("forced_ids: want at most max_tokens ({}) of them, got {}",
+                                 spec.max_tokens, spec.sampling.forced_ids.size());
+  }
   for (const auto* ids : {&spec.prompt, &spec.generated}) {
     for (size_t i = 0; i < ids->size(); ++i) {
       if ((*ids)[i] < 0 || (*ids)[i] >= vocab) {

@@ -61,6 +61,7 @@ void ToProto(const sampling::SamplingParams& params, v1::SamplingParams* proto) 
   proto->mutable_eos_ids()->Add(params.eos_ids.begin(), params.eos_ids.end());
   proto->set_min_tokens(params.min_tokens);
   proto->set_ignore_eos(params.ignore_eos);
+  proto->mutable_forced_ids()->Add(params.forced_ids.begin(), params.forced_ids.end());
 }
 
 absl::StatusOr<sampling::SamplingParams> FromProto(const v1::SamplingParams& proto) {
@@ -71,6 +72,10 @@ absl::StatusOr<sampling::SamplingParams> FromProto(const v1::SamplingParams& pro
   if (proto.eos_ids_size() > kMaxEosIds) {
     return base::InvalidArgument("sampling: {} eos_ids, want at most {}", proto.eos_ids_size(),
                                  kMaxEosIds);
+  }
+  if (proto.forced_ids_size() > kMaxForcedIds) {
+    return base::InvalidArgument("sampling: {} forced_ids, want at most {}",
+                                 proto.forced_ids_size(), kMaxForcedIds);
   }
   sampling::SamplingParams params;
   params.temperature = proto.temperature();
@@ -88,6 +93,7 @@ absl::StatusOr<sampling::SamplingParams> FromProto(const v1::SamplingParams& pro
   params.eos_ids.assign(proto.eos_ids().begin(), proto.eos_ids().end());
   params.min_tokens = proto.min_tokens();
   params.ignore_eos = proto.ignore_eos();
+  params.forced_ids.assign(proto.forced_ids().begin(), proto.forced_ids().end());
   return params;
 }
 

@@ -26,6 +26,7 @@ namespace smartgen::rpc {
 // As many as a vocabulary may hold is never needed; OpenAI allows 300.
 inline constexpr int kMaxLogitBias = 4096;
 inline constexpr int kMaxEosIds = 256;
+inline constexpr int kMaxForcedIds = 4096;
 
 void ToProto(const kv::KvLayout& layout, v1::KvLayout* proto);
 // InvalidArgument names the field. The result has passed KvLayout::Check.

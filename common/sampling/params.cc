@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 
@@ -18,6 +19,20 @@ absl::Status CheckId(std::string_view field, TokenId id, int vocab_size) {
   if (id >= 0 && id < vocab_size) return absl::OkStatus();
   return base::InvalidArgument("{}: want token ids from 0 to {}, got {}", field, vocab_size - 1,
                                id);
+}
+
+// An end-of-text token would end the generation before what was to be measured.
+absl::Status CheckForced(const SamplingParams& params, int vocab_size) {
+  for (const TokenId id : params.forced_ids) {
+    RETURN_IF_ERROR(CheckId("forced_ids", id, vocab_size));
+    const bool ends =
+        std::find(params.eos_ids.begin(), params.eos_ids.end(), id) != params.eos_ids.end();
+    if (ends && !params.ignore_eos) {
+      return base::InvalidArgument(
+          "forced_ids: want no end-of-text token without ignore_eos, got {}", id);
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -45,6 +60,7 @@ absl::Status SamplingParams::Check(int vocab_size) const {
   }
   RETURN_IF_ERROR(CheckRange("logprobs", logprobs, -1, 20));
   for (const TokenId id : eos_ids) RETURN_IF_ERROR(CheckId("eos_ids", id, vocab_size));
+  RETURN_IF_ERROR(CheckForced(*this, vocab_size));
   return CheckRange("min_tokens", min_tokens, 0, kMaxMinTokens);
 }
 

@@ -53,6 +53,10 @@ Sampler::Sampler(SamplingParams params, std::span<const TokenId> prompt,
   for (const TokenId id : generated) Accept(id);
 }
 
+bool Sampler::Forces() const {
+  return num_generated_ < static_cast<int64_t>(params_.forced_ids.size());
+}
+
 bool Sampler::UsesPenalties() const {
   return params_.repetition_penalty != 1.0f || params_.presence_penalty != 0.0f ||
          params_.frequency_penalty != 0.0f;
@@ -123,6 +127,15 @@ absl::StatusOr<SampledToken> Sampler::Sample(std::span<float> logits, int64_t po
     raw_logits_.assign(logits.begin(), logits.end());
     log_normaliser = scan.max + std::log(SumExp(logits, scan.max));
     AddTopLogprobs(logits, log_normaliser, out);
+  }
+  if (Forces()) {
+    out.id = params_.forced_ids[static_cast<size_t>(num_generated_)];
+    if (out.id < 0 || static_cast<size_t>(out.id) >= logits.size()) {
+      return base::Internal("forced_ids[{}]: {} is no token of {}", num_generated_, out.id,
+                            logits.size());
+    }
+    if (want_logprobs) out.logprob = static_cast<float>(raw_logits_[out.id] - log_normaliser);
+    return out;
   }
   if (Adjust(logits)) {
     scan = Scan(logits, block_max_);

@@ -31,6 +31,9 @@ struct SamplingParams {
   std::vector<TokenId> eos_ids;
   int min_tokens = 0;
   bool ignore_eos = false;
+  // The first generated tokens are these, whatever the logits say (teacher forcing); sampling
+  // begins behind them. Their log-probabilities are given like those of any token.
+  std::vector<TokenId> forced_ids;
 
   // InvalidArgument names the field, its range and what came.
   absl::Status Check(int vocab_size) const;
@@ -60,6 +63,7 @@ class Sampler {
   // The token for absolute position `position` (= index of the token in prompt + generated).
   // `logits` is scratch: it is overwritten. Log-probabilities are of the model's own distribution
   // (before temperature, penalties and truncation), as OpenAI gives them. Ties go to the lower id.
+  // While fewer tokens were accepted than are forced, the next forced one is the token.
   // NaN or infinite logits (or none above -infinity) are Internal, never a token.
   absl::StatusOr<SampledToken> Sample(std::span<float> logits, int64_t position);
   // Records a token for min_tokens and the penalties; called with what Sample returned.
@@ -73,6 +77,7 @@ class Sampler {
     float value;  // a logit, then exp of it
   };
 
+  bool Forces() const;
   bool UsesPenalties() const;
   bool Truncates(size_t vocabulary) const;
   void ApplyPenalties(std::span<float> logits) const;

@@ -44,6 +44,29 @@ TEST_F(PairTest, SeededSamplingGivesTheSameTokensByEitherWay) {
   EXPECT_EQ(a.tokens, b.tokens);
 }
 
+TEST_F(PairTest, ForcedTokensComeFirstInEveryModeTokenOneIncluded) {
+  StartBoth();
+  const std::vector<int32_t> forced = {200, 3, 3, 77, 1};
+  for (const v1::Mode mode : {v1::MODE_FULL, v1::MODE_LOCAL, v1::MODE_EXACT}) {
+    auto request = MakeRequest(Prompt(100), 9, mode);
+    request.mutable_sampling()->mutable_forced_ids()->Add(forced.begin(), forced.end());
+    const Result result = Generate(request);
+    ASSERT_TRUE(result.status.ok()) << result.status.error_message();
+    ASSERT_EQ(result.tokens.size(), 9u);
+    EXPECT_TRUE(std::equal(forced.begin(), forced.end(), result.tokens.begin())) << mode;
+    EXPECT_EQ(result.tokens, Expected(request)) << mode;
+  }
+}
+
+TEST_F(PairTest, MoreForcedTokensThanMaxTokensAreRefused) {
+  StartBoth();
+  auto request = MakeRequest(Prompt(100), 2, v1::MODE_FULL);
+  for (int i = 0; i < 3; ++i) request.mutable_sampling()->add_forced_ids(i);
+  const Result result = Generate(request);
+  EXPECT_EQ(result.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(result.status.error_message(), ::testing::HasSubstr("forced_ids"));
+}
+
 TEST_F(PairTest, TransferredBytesAreTheKvOfThePrompt) {
   StartBoth();
   const Result result = Generate(MakeRequest(Prompt(200), 4, v1::MODE_FULL));

@@ -59,6 +59,7 @@ TEST(ConvertTest, SamplingParametersComeBackEqual) {
   params.eos_ids = {2, 0};
   params.min_tokens = 4;
   params.ignore_eos = true;
+  params.forced_ids = {9, 3, 9};
   v1::SamplingParams proto;
   ToProto(params, &proto);
   const auto back = FromProto(proto);
@@ -76,6 +77,7 @@ TEST(ConvertTest, SamplingParametersComeBackEqual) {
   EXPECT_EQ(back->eos_ids, params.eos_ids);
   EXPECT_EQ(back->min_tokens, params.min_tokens);
   EXPECT_EQ(back->ignore_eos, params.ignore_eos);
+  EXPECT_EQ(back->forced_ids, params.forced_ids);
 }
 
 TEST(ConvertTest, ListsFromOutsideAreBounded) {
@@ -85,6 +87,9 @@ TEST(ConvertTest, ListsFromOutsideAreBounded) {
   proto.Clear();
   for (int i = 0; i <= kMaxEosIds; ++i) proto.add_eos_ids(i);
   EXPECT_THAT(std::string(base::MessageOf(FromProto(proto).status())), HasSubstr("eos_ids"));
+  proto.Clear();
+  for (int i = 0; i <= kMaxForcedIds; ++i) proto.add_forced_ids(i);
+  EXPECT_THAT(std::string(base::MessageOf(FromProto(proto).status())), HasSubstr("forced_ids"));
 }
 
 TEST(ConvertTest, TokensComeBackEqual) {

@@ -303,6 +303,31 @@ TEST(Sampler, H19_TheTokenIsTheSameWithAndWithoutLogprobs) {
   }
 }
 
+TEST(ForcedIds, ComeFirstWithTheLogprobsThatTheModelGivesThem) {
+  const auto logits = Logs({0.1, 0.4, 0.2, 0.3});
+  Sampler sampler({.temperature = 0, .logprobs = 1, .forced_ids = {2, 0}}, {});
+  for (const auto& [id, probability] : {std::pair{2, 0.2}, std::pair{0, 0.1}}) {
+    const SampledToken token = Sample(sampler, logits);
+    EXPECT_EQ(token.id, id);
+    EXPECT_NEAR(token.logprob, std::log(probability), 1e-5);
+    ASSERT_EQ(token.top.size(), 1u);
+    EXPECT_EQ(token.top[0].id, 1);  // what would have been taken
+    sampler.Accept(token.id);
+  }
+  EXPECT_EQ(Sample(sampler, logits).id, 1) << "sampling begins behind them";
+}
+
+TEST(ForcedIds, AResumedSequenceIsForcedFromWhereItWas) {
+  Sampler sampler({.temperature = 0, .forced_ids = {2, 0, 3}}, {}, std::vector<TokenId>{2});
+  EXPECT_EQ(Sample(sampler, Logs({0.1, 0.4, 0.2, 0.3})).id, 0);
+}
+
+TEST(ForcedIds, BeyondTheLogitsAreAnErrorNeverAToken) {
+  Sampler sampler({.temperature = 0, .forced_ids = {4}}, {});
+  std::vector<float> logits(4, 0.0f);
+  EXPECT_EQ(sampler.Sample(logits, 0).status().code(), absl::StatusCode::kInternal);
+}
+
 // A stream that another instance takes over mid-way, told the tokens sent so far.
 TEST(Sampler, AResumedSequenceGoesOnIdentically) {
   const SamplingParams params{.temperature = 0.9f,
@@ -354,6 +379,11 @@ TEST(SamplingParams, CheckNamesFieldRangeAndValue) {
   EXPECT_EQ(message({.logit_bias = {{5, 101.0f}}}), "logit_bias: want -100 to 100, got 101");
   EXPECT_EQ(message({.logprobs = 21}), "logprobs: want -1 to 20, got 21");
   EXPECT_EQ(message({.eos_ids = {100}}), "eos_ids: want token ids from 0 to 99, got 100");
+  EXPECT_EQ(message({.forced_ids = {7, 100}}), "forced_ids: want token ids from 0 to 99, got 100");
+  EXPECT_EQ(message({.eos_ids = {2}, .forced_ids = {7, 2}}),
+            "forced_ids: want no end-of-text token without ignore_eos, got 2");
+  EXPECT_TRUE(
+      (SamplingParams{.eos_ids = {2}, .ignore_eos = true, .forced_ids = {2}}.Check(9).ok()));
   EXPECT_EQ(message({.min_tokens = -1}).substr(0, 10), "min_tokens");
 }
 
