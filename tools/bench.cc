@@ -8,11 +8,12 @@
 namespace smartgen::tools {
 namespace {
 
-constexpr std::array<Command, 3> kBenchmarks = {{
+constexpr std::array<Command, 4> kBenchmarks = {{
     {"model", "", "prefill and decode speed of a model on this machine", bench::Model},
     {"ttst", "", "time to the second token over a link as slow as wanted, mode by mode",
      bench::Ttst},
     {"crossover", "", "from which bandwidth on a prefill machine pays", bench::Crossover},
+    {"quality", "", "what selecting KV costs in quality, selector by selector", bench::Quality},
 }};
 
 void Help() {

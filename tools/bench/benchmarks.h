@@ -8,6 +8,7 @@ namespace smartgen::tools::bench {
 int Model(const Args& args);
 int Ttst(const Args& args);
 int Crossover(const Args& args);
+int Quality(const Args& args);
 // bench crossover with --calibration: predicted, no daemon runs.
 bool AsksForForecast(const Args& args);
 int CrossoverForecast(const Args& args);

@@ -14,21 +14,23 @@
 namespace smartgen::tools::bench {
 namespace {
 
-constexpr double kMaxTokens = 1 << 24;
+constexpr int kMaxTokens = 1 << 24;
 
 void Progress(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }
 
-// Before an hour of measuring, not after it.
-absl::Status CheckOutputs(const CommonOptions& options) {
-  if (!options.svg_dir.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(options.svg_dir, error);
-    if (error) {
-      return base::Unavailable("svg-dir: cannot make {}: {}", options.svg_dir, error.message());
+struct Range {
+  const char* name;
+  int value;
+  int min;
+  int max;
+};
+
+absl::Status CheckRanges(std::initializer_list<Range> ranges) {
+  for (const Range& range : ranges) {
+    if (range.value < range.min || range.value > range.max) {
+      return base::InvalidArgument("{}: want {} to {}, got {}", range.name, range.min, range.max,
+                                   range.value);
     }
-  }
-  if (!options.json.empty() && !std::ofstream(options.json, std::ios::app)) {
-    return base::Unavailable("json: cannot write {}", options.json);
   }
   return absl::OkStatus();
 }
@@ -49,13 +51,8 @@ absl::StatusOr<std::vector<std::vector<Prompt>>> MakePrompts(
 absl::StatusOr<ExperimentOptions> MakeExperiment(const CommonOptions& options,
                                                  const BenchPlan& plan, bool shaped) {
   ExperimentOptions experiment;
-  ASSIGN_OR_RETURN(const auto lengths, ParseNumbers("lengths", options.lengths, 1, kMaxTokens));
-  for (const double length : lengths) {
-    if (length != std::floor(length)) {
-      return base::InvalidArgument("lengths: want whole numbers of tokens, got {}", length);
-    }
-    experiment.lengths.push_back(static_cast<int>(length));
-  }
+  ASSIGN_OR_RETURN(experiment.lengths,
+                   ParseWholeNumbers("lengths", options.lengths, 1, kMaxTokens));
   experiment.links = shaped ? plan.links : std::vector<LinkWish>{{0, options.link_mbit * 1e6 / 8}};
   experiment.cases = plan.cases;
   experiment.prompts = options.prompts;
@@ -90,21 +87,6 @@ Setting MakeSetting(const CommonOptions& options, const BenchPlan& plan, const N
   return setting;
 }
 
-absl::StatusOr<RigOptions> MakeRigOptions(const CommonOptions& options, const BenchPlan& plan) {
-  RigOptions rig;
-  ASSIGN_OR_RETURN(rig.model, model::ResolveModelPath(options.model));
-  rig.bin_dir = options.bin_dir;
-  rig.prefills = options.prefills;
-  rig.prefill_threads = options.prefill_threads > 0 ? options.prefill_threads : options.threads;
-  rig.decode_threads = options.decode_threads > 0 ? options.decode_threads : options.threads;
-  rig.compute = options.compute;
-  for (const Case& one : plan.cases) {
-    rig.prefill_prefix_cache = rig.prefill_prefix_cache || one.prefix_hit > 0;
-  }
-  rig.overrides = plan.overrides;
-  return rig;
-}
-
 Rig RunningRig(const CommonOptions& options) {
   Rig rig;
   rig.decode_address = options.decode;
@@ -130,17 +112,57 @@ absl::StatusOr<std::unique_ptr<Network>> MakeNetwork(const CommonOptions& option
 
 }  // namespace
 
-void CommonOptions::Bind(config::Binder& b) {
+void DaemonOptions::BindDaemons(config::Binder& b) {
   b.Field("model", &model, "GGUF file, safetensors folder or known name");
+  b.Field("threads", &threads, "compute threads of each daemon");
+  b.Field("prefill-threads", &prefill_threads, "of the prefill daemons; 0: as threads");
+  b.Field("decode-threads", &decode_threads, "of the decode daemon; 0: as threads");
+  b.Choice("compute", &compute, {"auto", "f32", "bf16"}, "what products are computed in");
+  b.Field("bin-dir", &bin_dir, "folder of the daemons; empty: this program's own");
+  b.Time("start-timeout", &start_timeout, "until the daemons must be ready");
+}
+
+absl::Status DaemonOptions::CheckDaemons() const {
+  return CheckRanges({{"threads", threads, 1, 1024},
+                      {"prefill-threads", prefill_threads, 0, 1024},
+                      {"decode-threads", decode_threads, 0, 1024}});
+}
+
+absl::StatusOr<RigOptions> DaemonOptions::MakeRigOptions(std::vector<std::string> overrides) const {
+  RigOptions rig;
+  ASSIGN_OR_RETURN(rig.model, model::ResolveModelPath(model));
+  rig.bin_dir = bin_dir;
+  rig.prefill_threads = prefill_threads > 0 ? prefill_threads : threads;
+  rig.decode_threads = decode_threads > 0 ? decode_threads : threads;
+  rig.compute = compute;
+  rig.overrides = std::move(overrides);
+  return rig;
+}
+
+void OutputOptions::BindOutputs(config::Binder& b) {
+  b.Field("json", &json, "file for everything that was measured");
+  b.Field("svg-dir", &svg_dir, "folder for plots");
+}
+
+absl::Status OutputOptions::CheckOutputs() const {
+  if (!svg_dir.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(svg_dir, error);
+    if (error) return base::Unavailable("svg-dir: cannot make {}: {}", svg_dir, error.message());
+  }
+  if (!json.empty() && !std::ofstream(json, std::ios::app)) {
+    return base::Unavailable("json: cannot write {}", json);
+  }
+  return absl::OkStatus();
+}
+
+void CommonOptions::Bind(config::Binder& b) {
+  BindDaemons(b);
   b.Field("text", &text, "files with the prompts' text; empty: /usr/share/common-licenses");
   b.Field("lengths", &lengths, "prompt lengths in tokens");
   b.Field("prompts", &prompts, "different prompts of each length; medians over them are shown");
   b.Field("tokens", &tokens, "tokens generated for each prompt");
   b.Field("prefills", &prefills, "prefill daemons; they share the link to the decode daemon");
-  b.Field("threads", &threads, "compute threads of each daemon");
-  b.Field("prefill-threads", &prefill_threads, "of the prefill daemons; 0: as threads");
-  b.Field("decode-threads", &decode_threads, "of the decode daemon; 0: as threads");
-  b.Choice("compute", &compute, {"auto", "f32", "bf16"}, "what products are computed in");
   b.Choice("network", &network, {"auto", "namespaces", "loopback"},
            "namespaces: with a shaped link between them; loopback: not shaped; auto: the first "
            "where it can be had");
@@ -155,31 +177,16 @@ void CommonOptions::Bind(config::Binder& b) {
   b.Choice("baseline", &baseline, {"local", "none"},
            "whether each run's tokens are compared with a local run of the same prompt");
   b.Field("calibration-runs", &calibration_runs, "prompts whose mean time to token 1 is T_p");
-  b.Field("json", &json, "file for everything that was measured");
-  b.Field("svg-dir", &svg_dir, "folder for plots");
-  b.Field("bin-dir", &bin_dir, "folder of the daemons; empty: this program's own");
-  b.Time("start-timeout", &start_timeout, "until the daemons must be ready");
+  BindOutputs(b);
   b.Check([this] { return Check(); });
 }
 
 absl::Status CommonOptions::Check() const {
-  struct Range {
-    const char* name;
-    int value;
-    int min;
-    int max;
-  };
-  for (const Range& range :
-       {Range{"prompts", prompts, 1, 10000}, Range{"tokens", tokens, 2, 1 << 20},
-        Range{"prefills", prefills, 1, 64}, Range{"threads", threads, 1, 1024},
-        Range{"prefill-threads", prefill_threads, 0, 1024},
-        Range{"decode-threads", decode_threads, 0, 1024},
-        Range{"calibration-runs", calibration_runs, 1, 100}}) {
-    if (range.value < range.min || range.value > range.max) {
-      return base::InvalidArgument("{}: want {} to {}, got {}", range.name, range.min, range.max,
-                                   range.value);
-    }
-  }
+  RETURN_IF_ERROR(CheckDaemons());
+  RETURN_IF_ERROR(CheckRanges({{"prompts", prompts, 1, 10000},
+                               {"tokens", tokens, 2, 1 << 20},
+                               {"prefills", prefills, 1, 64},
+                               {"calibration-runs", calibration_runs, 1, 100}}));
   if (!UsesRunningDaemons() &&
       (!prefill.empty() || !prefill_metrics.empty() || !decode_metrics.empty() || link_mbit != 0)) {
     return base::InvalidArgument(
@@ -212,10 +219,28 @@ absl::StatusOr<std::vector<double>> ParseNumbers(std::string_view key,
   return numbers;
 }
 
+absl::StatusOr<std::vector<int>> ParseWholeNumbers(std::string_view key,
+                                                   const std::vector<std::string>& texts, int min,
+                                                   int max) {
+  ASSIGN_OR_RETURN(const auto numbers, ParseNumbers(key, texts, min, max));
+  std::vector<int> whole;
+  for (const double number : numbers) {
+    if (number != std::floor(number)) {
+      return base::InvalidArgument("{}: want whole numbers, got {}", key, number);
+    }
+    whole.push_back(static_cast<int>(number));
+  }
+  return whole;
+}
+
 absl::StatusOr<std::pair<Setting, Measurements>> RunPlan(const CommonOptions& options,
                                                          const BenchPlan& plan) {
-  RETURN_IF_ERROR(CheckOutputs(options));
-  ASSIGN_OR_RETURN(const RigOptions rig_options, MakeRigOptions(options, plan));
+  RETURN_IF_ERROR(options.CheckOutputs());
+  ASSIGN_OR_RETURN(RigOptions rig_options, options.MakeRigOptions(plan.overrides));
+  rig_options.prefills = options.prefills;
+  for (const Case& one : plan.cases) {
+    rig_options.prefill_prefix_cache = rig_options.prefill_prefix_cache || one.prefix_hit > 0;
+  }
   ASSIGN_OR_RETURN(const Words words, LoadWords(options.model));
   const auto texts = options.text.empty() ? DefaultTextFiles() : options.text;
   // Before any thread is made.
@@ -237,7 +262,7 @@ absl::StatusOr<std::pair<Setting, Measurements>> RunPlan(const CommonOptions& op
                    std::move(measurements));
 }
 
-absl::Status WriteOutputs(const CommonOptions& options, const nlohmann::ordered_json& json,
+absl::Status WriteOutputs(const OutputOptions& options, const nlohmann::ordered_json& json,
                           const std::vector<std::pair<std::string, std::string>>& plots) {
   if (!options.json.empty()) {
     RETURN_IF_ERROR(WriteTextFile(options.json, json.dump(1) + "\n"));

@@ -11,13 +11,9 @@
 
 namespace smartgen::tools::bench {
 
-struct CommonOptions {
+// Daemons that a benchmark starts.
+struct DaemonOptions {
   std::string model = "smollm2-135m";
-  std::vector<std::string> text;  // files; empty: DefaultTextFiles
-  std::vector<std::string> lengths = {"1024"};
-  int prompts = 3;
-  int tokens = 64;
-  int prefills = 1;
   // One a daemon: on a machine of two cores, where this is mostly run, the two sides then do not
   // take each other's.
   int threads = 1;
@@ -25,6 +21,30 @@ struct CommonOptions {
   int decode_threads = 0;   // 0: `threads`
   // Not auto: that is measured by each daemon for itself, and two that differ do not pair.
   std::string compute = "bf16";
+  std::string bin_dir;
+  base::Duration start_timeout = std::chrono::minutes(5);
+
+  void BindDaemons(config::Binder& b);
+  absl::Status CheckDaemons() const;
+  absl::StatusOr<RigOptions> MakeRigOptions(std::vector<std::string> overrides) const;
+};
+
+// Where what was measured is written.
+struct OutputOptions {
+  std::string json;
+  std::string svg_dir;
+
+  void BindOutputs(config::Binder& b);
+  // Before an hour of measuring, not after it. Makes svg_dir.
+  absl::Status CheckOutputs() const;
+};
+
+struct CommonOptions : DaemonOptions, OutputOptions {
+  std::vector<std::string> text;  // files; empty: DefaultTextFiles
+  std::vector<std::string> lengths = {"1024"};
+  int prompts = 3;
+  int tokens = 64;
+  int prefills = 1;
   std::string network = "auto";
   // Daemons that run already, perhaps on other machines; then none are started.
   std::string decode;
@@ -35,10 +55,6 @@ struct CommonOptions {
   rpc::Security security;
   std::string baseline = "local";
   int calibration_runs = 3;
-  std::string json;
-  std::string svg_dir;
-  std::string bin_dir;
-  base::Duration start_timeout = std::chrono::minutes(5);
 
   bool UsesRunningDaemons() const { return !decode.empty(); }
   void Bind(config::Binder& b);
@@ -49,6 +65,11 @@ struct CommonOptions {
 absl::StatusOr<std::vector<double>> ParseNumbers(std::string_view key,
                                                  const std::vector<std::string>& texts, double min,
                                                  double max);
+
+// Likewise, whole numbers only.
+absl::StatusOr<std::vector<int>> ParseWholeNumbers(std::string_view key,
+                                                   const std::vector<std::string>& texts, int min,
+                                                   int max);
 
 struct BenchPlan {
   std::string benchmark;  // "ttst"
@@ -63,7 +84,7 @@ absl::StatusOr<std::pair<Setting, Measurements>> RunPlan(const CommonOptions& op
                                                          const BenchPlan& plan);
 
 // Writes `json` to options.json and `plots` into options.svg_dir, where these are set.
-absl::Status WriteOutputs(const CommonOptions& options, const nlohmann::ordered_json& json,
+absl::Status WriteOutputs(const OutputOptions& options, const nlohmann::ordered_json& json,
                           const std::vector<std::pair<std::string, std::string>>& plots);
 
 // FailedPrecondition if any request failed; the first reason.

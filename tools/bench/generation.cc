@@ -69,6 +69,8 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const GenerationSpec& spec,
   sampling::SamplingParams params;
   params.temperature = 0;
   params.ignore_eos = true;
+  params.forced_ids = spec.forced;
+  if (spec.logprobs) params.logprobs = 1;
   rpc::ToProto(params, request.mutable_sampling());
   request.set_max_tokens(spec.max_tokens);
   ASSIGN_OR_RETURN(const v1::Mode mode, ParseMode(spec.mode));
@@ -130,6 +132,10 @@ void DecodeClient::GenerateOne(const v1::GenerateRequest& request, base::Duratio
     if (event.has_token()) {
       generation.token_seconds.push_back(base::ToSeconds(clock.Now() - start));
       generation.tokens.push_back(event.token().token_id());
+      if (event.token().top_logprobs_size() > 0) {
+        generation.logprobs.push_back(event.token().logprob());
+        generation.likeliest.push_back(event.token().top_logprobs(0).token_id());
+      }
     }
     if (event.has_finished()) {
       finished = true;

@@ -35,12 +35,17 @@ struct GenerationSpec {
   int64_t max_tokens = 1;
   std::string mode;  // "full"
   RequestOptions options;
+  std::vector<int32_t> forced;  // the first tokens of the answer, whatever the model makes of them
+  bool logprobs = false;        // asked for
 };
 
 struct Generation {
   absl::Status status;
   std::vector<int32_t> tokens;
   std::vector<double> token_seconds;  // when each token came, since the call began
+  // A token each, if asked for: its log-probability, and which one was the most likely.
+  std::vector<double> logprobs;
+  std::vector<int32_t> likeliest;
   // The decode side's RequestStats, whatever it has: numbers by field name, and texts (enum values
   // by name). Nested fields are "outer.inner", map entries "field.key".
   std::map<std::string, double> numbers;

@@ -30,6 +30,7 @@ struct Setting {
 // Markdown tables with their headings: times, steps, bytes.
 std::string RenderTables(const Setting& setting, const Measurements& measurements);
 nlohmann::ordered_json ToJson(const Setting& setting, const Measurements& measurements);
+nlohmann::ordered_json ToJson(const ModelFacts& model);
 // File name (no folder) and SVG text: time to second token by case and link for each length, and
 // the time of each token for each length and link.
 std::vector<std::pair<std::string, std::string>> Plots(const Setting& setting,

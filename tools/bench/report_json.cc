@@ -104,6 +104,8 @@ Json ToJson(const Cell& cell, const Setting& setting, const std::vector<Cell>& c
           {"runs", std::move(runs)}};
 }
 
+}  // namespace
+
 Json ToJson(const ModelFacts& model) {
   return {{"name", model.name},
           {"fingerprint", model.fingerprint},
@@ -113,8 +115,6 @@ Json ToJson(const ModelFacts& model) {
           {"kv_dtype", kv::DTypeName(model.layout.dtype)},
           {"kv_bytes_per_token", model.layout.TokenBytes()}};
 }
-
-}  // namespace
 
 Json ToJson(const Setting& setting, const Measurements& measurements) {
   Json json;

@@ -64,10 +64,13 @@ struct Swatch {
 // The frame that both kinds of plots share, and where values go in it.
 class Canvas {
  public:
-  // `swatches`: of the names, in the legend.
-  Canvas(const PlotText& text, const std::vector<std::string>& names, double y_max,
+  // `swatches`: of the names, in the legend. y_min <= 0: values go down to it.
+  Canvas(const PlotText& text, const std::vector<std::string>& names, double y_min, double y_max,
          const std::vector<Swatch>& swatches) {
-    ticks_ = Ticks(y_max);
+    ticks_ = Ticks(std::max(y_max, -y_min));
+    const double step = ticks_[1];
+    while (ticks_.size() > 2 && ticks_[ticks_.size() - 2] >= y_max) ticks_.pop_back();
+    while (ticks_.front() > y_min) ticks_.insert(ticks_.begin(), ticks_.front() - step);
     const double rows = LegendRows(names);
     top_ = kTop + (rows - 1) * kLegendRow;
     height_ = kHeight + (rows - 1) * kLegendRow;
@@ -89,7 +92,10 @@ class Canvas {
                      (top_ + bottom()) / 2));
   }
 
-  double Y(double value) const { return bottom() - value / ticks_.back() * (bottom() - top_); }
+  double Y(double value) const {
+    const double share = (value - ticks_.front()) / (ticks_.back() - ticks_.front());
+    return bottom() - share * (bottom() - top_);
+  }
   double bottom() const { return height_ - kBottom; }
   static double Left() { return kLeft; }
   static double Span() { return kWidth - kLeft - kRight; }
@@ -208,7 +214,7 @@ std::string ToSvg(const BarPlot& plot) {
   for (const auto& series : plot.series) {
     for (const auto& value : series.values) max = std::max(max, value ? value->max : 0);
   }
-  Canvas canvas(plot.text, Names(plot), max * 1.06, Swatches(plot));  // room for the figures
+  Canvas canvas(plot.text, Names(plot), 0, max * 1.06, Swatches(plot));  // room for the figures
   const double group =
       Canvas::Span() / static_cast<double>(std::max<size_t>(plot.groups.size(), 1));
   const double bar = group * 0.84 / static_cast<double>(std::max<size_t>(plot.series.size(), 1));
@@ -235,14 +241,16 @@ std::string ToSvg(const BarPlot& plot) {
 
 std::string ToSvg(const LinePlot& plot) {
   double x_max = 0;
+  double y_min = 0;
   double y_max = 0;
   for (const auto& series : plot.series) {
     for (const auto& [x, y] : series.points) {
       x_max = std::max(x_max, x);
+      y_min = std::min(y_min, y);
       y_max = std::max(y_max, y);
     }
   }
-  Canvas canvas(plot.text, Names(plot), y_max, Swatches(plot));
+  Canvas canvas(plot.text, Names(plot), y_min, y_max, Swatches(plot));
   const std::vector<double> x_ticks = plot.log_x ? AllX(plot) : Ticks(x_max);
   const auto to_x = [&](double x) {
     const double share = plot.log_x ? LogShare(x, x_ticks) : x / x_ticks.back();
