@@ -119,7 +119,11 @@ TEST_F(HandoverTest, TokensThatTheOtherSideMadeAreMadeAnewBeforeTheStep) {
   // KV is born once, where the token was made first.
   EXPECT_THAT(link_->calls,
               ::testing::ElementsAre("born 4 layer 0 token 22", "reply 4 step 22 layer 0"));
-  const JobSpec other = Held(5, 20);
+  JobSpec other = Spec(5, 20);
+  other.mode = transfer::Mode::kExact;
+  other.tokens = spec.tokens;
+  Submit(other);
+  RunAll();
   for (const auto& [position, token] : {std::pair{20, 5}, {21, 6}, {22, 7}}) {
     engine_->SubmitSplit({SplitStep{other.id, position, token, 0, {}, {}}});
     RunAll();
