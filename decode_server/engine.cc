@@ -83,6 +83,13 @@ absl::Status DecodeEngine::CheckSpec(const GenerateSpec& spec) const {
       }
     }
   }
+  const auto& forced = spec.sampling.forced_ids;
+  const size_t both = std::min(spec.generated.size(), forced.size());
+  if (!std::equal(forced.begin(), forced.begin() + static_cast<std::ptrdiff_t>(both),
+                  spec.generated.begin())) {
+    return base::InvalidArgument(
+        "forced_ids: want generated_ids first, they differ within the first {} tokens", both);
+  }
   return spec.sampling.Check(vocab);
 }
 

@@ -36,7 +36,12 @@ double DecodeEngine::MissingBytes(const Request& request,
   if (request.remote.kv_complete) return 0;
   const int64_t all = transfer::TravelBytes(
       parts_.pool->layout(), request.sequence->prefix_tokens(), request.remote.prompt_end);
-  return std::max(static_cast<double>(all) - KvBytes(progress), 0.0);
+  // Generated tokens' KV has come by the same paths; at most so much of it.
+  const int64_t generated = std::max<int64_t>(request.length() - 1 - request.remote.prompt_end, 0);
+  const double born =
+      static_cast<double>(generated) * static_cast<double>(parts_.pool->layout().TokenBytes());
+  const double arrived = std::max(KvBytes(progress) - born, 0.0);
+  return std::max(static_cast<double>(all) - arrived, 0.0);
 }
 
 double DecodeEngine::SplitTrip(const transfer::LinkEstimate& link) const {
@@ -59,7 +64,9 @@ transfer::StepOutlook DecodeEngine::LookAhead(const Request& request, int from) 
   if (from > 0) {  // the first layers run here
     outlook.split_seconds += step_times_.step_seconds() * from / layers;
   }
-  outlook.replayed = request.length() - 1 - request.outlook.held_there;
+  // Before token 1 is delivered, the prompt's end is held there and not yet here.
+  outlook.replayed =
+      std::max<int64_t>(request.length() - 1 - request.outlook.held_there, 0);
   outlook.remaining_bytes = MissingBytes(request, progress);
   return outlook;
 }

@@ -77,7 +77,7 @@ void DecodeEngine::OnReply(const RequestPtr& request, uint64_t step, int layer,
   handover.phase = Request::Handover::Phase::kBack;
   const int64_t position = request->length() - 1;
   const base::TimePoint now = parts_.clock->Now();
-  if (handover.retries == 0 && request->outlook.held_there == position) {
+  if (request->outlook.held_there == position) {
     const int layers = parts_.executor->config().num_layers();
     step_times_.HandedOver(request->remote.address, base::ToSeconds(now - handover.sent_at),
                            static_cast<double>(layers - handover.from) / layers,
@@ -90,7 +90,12 @@ void DecodeEngine::OnReply(const RequestPtr& request, uint64_t step, int layer,
 void DecodeEngine::WatchHandover(const RequestPtr& request, base::TimePoint now) {
   auto& handover = request->handover;
   if (handover.phase != Request::Handover::Phase::kAway) return;
-  if (now - handover.sent_at <= options_.stall * (handover.retries + 1)) return;
+  // What was made here meanwhile is made there first.
+  const int64_t replayed =
+      std::max<int64_t>(request->length() - 1 - request->outlook.held_there, 0);
+  const base::Duration replays =
+      base::FromSeconds(2 * static_cast<double>(replayed) * step_times_.step_seconds());
+  if (now - handover.sent_at <= options_.stall * (handover.retries + 1) + replays) return;
   if (handover.retries >= options_.max_fetches) {
     AttemptFailed(request, Fallback::kHandoverTimeout,
                   base::DeadlineExceeded("no answer to a split step though asked for {} times",

@@ -74,10 +74,15 @@ void DecodeEngine::WatchMetadata(const RequestPtr& request, base::TimePoint now)
   if (now - remote.metadata_at <= patience) return;
   const std::vector<transfer::LayerRange> missing = MissingMetadata(*request);
   if (missing.empty()) return;
-  // On a thin link a message takes its time.
+  // On a thin link a message takes its time, and those of other requests go before it.
   int64_t bytes = 0;
-  for (const transfer::LayerRange& range : missing) {
-    bytes += request->reading->metadata->layout().RangeBytes(range.layer, range.begin, range.end);
+  for (const RequestPtr& other : active_) {
+    if (other->remote.attempt == nullptr || other->remote.address != remote.address) continue;
+    if (other->reading == nullptr || other->reading->metadata == nullptr) continue;
+    const selector::MetadataLayout& layout = other->reading->metadata->layout();
+    for (const transfer::LayerRange& range : MissingMetadata(*other)) {
+      bytes += layout.RangeBytes(range.layer, range.begin, range.end);
+    }
   }
   const double rate = remote.attempt->progress().link.bytes_per_second;
   const auto way = base::FromSeconds(rate > 0 ? static_cast<double>(bytes) / rate : 0);
@@ -137,8 +142,7 @@ bool DecodeEngine::LeaveHandover(const RequestPtr& request) {
   std::vector<transfer::LayerRange> missing;
   const MetadataState state = LookAtMetadata(*request, &missing);
   if (state == MetadataState::kMissing) {
-    const bool waits = request->spec.mode == Mode::kSmartGen &&
-                       request->spec.transfer.handover == transfer::Handover::kNone;
+    const bool waits = request->spec.transfer.handover == transfer::Handover::kNone;
     if (waits) WaitUntil(*request, kEndOfTime);
     return waits;
   }

@@ -35,8 +35,9 @@ inline double BelievableLease(double seconds) {
 
 // What a peer says of the link; 0, not known, for what is no number or cannot be.
 inline double BelievableRate(double bytes_per_second) {
+  constexpr double kMin = 1;
   constexpr double kMax = 1e12;
-  return bytes_per_second > 0 && bytes_per_second <= kMax ? bytes_per_second : 0;
+  return bytes_per_second >= kMin && bytes_per_second <= kMax ? bytes_per_second : 0;
 }
 inline double BelievableTrip(double seconds) {
   constexpr double kMax = 10;

@@ -177,6 +177,7 @@ void PeerLink::GoDown(const absl::Status& reason) {
                base::MessageOf(reason));
   if (channel != nullptr) {
     context_.metrics->GetGauge("peer_up", {{"peer", instance}}).Set(0);
+    context_.metrics->GetGauge("link_busy_ratio", {{"peer", instance}}).Set(0);
     context_.metrics
         ->GetGauge("transport_info", {{"peer", instance}, {"transport", channel->transport()}})
         .Set(0);

@@ -17,6 +17,7 @@ RequestTrace::RequestTrace(std::string id, const base::Clock* clock, size_t max_
     : id_(std::move(id)), clock_(clock), begun_(clock->Now()), max_events_(max_events) {}
 
 void RequestTrace::AddLocked(const Event& event) {
+  if (abandoned_) return;
   const size_t reserve = Describe(event.kind).bulk ? max_events_ / kReserve : 0;
   if (events_.size() + reserve >= max_events_) {
     ++dropped_[event.kind];
@@ -82,6 +83,14 @@ Snapshot RequestTrace::Read() const {
   return out;
 }
 
+void RequestTrace::Abandon() {
+  std::vector<Event> events;
+  base::MutexLock lock(mutex_);
+  abandoned_ = true;
+  events_.swap(events);
+  notes_.clear();
+}
+
 absl::Status TraceStore::Options::Check() const {
   if (max_requests < 0 || max_requests > kMaxRequests) {
     return base::InvalidArgument("trace.requests: want 0 to {}, got {}", kMaxRequests,
@@ -101,9 +110,14 @@ absl::Status TraceStore::Options::Check() const {
   return absl::OkStatus();
 }
 
+void TraceStore::DropOldestLocked() {
+  traces_.front()->Abandon();
+  traces_.pop_front();
+}
+
 void TraceStore::ExpireLocked() {
   const base::TimePoint now = clock_->Now();
-  while (!traces_.empty() && now - traces_.front()->begun() > options_.keep) traces_.pop_front();
+  while (!traces_.empty() && now - traces_.front()->begun() > options_.keep) DropOldestLocked();
 }
 
 void TraceStore::Expire() {
@@ -117,7 +131,7 @@ TracePtr TraceStore::Begin(std::string_view id) {
                                               static_cast<size_t>(options_.max_events));
   base::MutexLock lock(mutex_);
   ExpireLocked();
-  while (static_cast<int>(traces_.size()) >= options_.max_requests) traces_.pop_front();
+  while (static_cast<int>(traces_.size()) >= options_.max_requests) DropOldestLocked();
   traces_.push_back(trace);
   return trace;
 }

@@ -68,6 +68,10 @@ class RequestTrace {
   // The state under way as if it ended now.
   Snapshot Read() const;
 
+  // Nobody can ask for it any more: lets go of what was recorded and takes nothing from now on,
+  // however long the request still runs.
+  void Abandon();
+
  private:
   static constexpr size_t kMaxNotes = 64;
   void AddLocked(const Event& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -82,6 +86,7 @@ class RequestTrace {
   std::map<std::string, std::string, std::less<>> notes_ ABSL_GUARDED_BY(mutex_);
   std::optional<Event> state_ ABSL_GUARDED_BY(mutex_);
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 using TracePtr = std::shared_ptr<RequestTrace>;  // null: not traced
@@ -113,6 +118,7 @@ class TraceStore {
   void Expire();
 
  private:
+  void DropOldestLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ExpireLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const Options options_;
   const base::Clock* const clock_;

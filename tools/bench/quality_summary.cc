@@ -94,6 +94,7 @@ std::optional<double> IdentityError(const QualityMeasurements& measurements) {
   for (size_t v = 1; v < measurements.variants.size(); ++v) {
     if (measurements.variants[v].budget < 1) continue;
     const QualitySummary summary = SummarizeQuality(measurements, v, 0);
+    if (summary.texts.items + summary.needles.items == 0) continue;
     error = std::max({error.value_or(0), summary.texts.largest, summary.needles.largest});
   }
   return error;
