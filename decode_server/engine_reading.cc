@@ -1,6 +1,7 @@
 // Steps that read a selection of the KV, or attend to KV where it is: cohorts that may have to
 // wait, so that streams whose KV is all here never do (smartgen.md, section 3).
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "common/base/log.h"
@@ -206,7 +207,13 @@ void DecodeEngine::GiveCredit(const RequestPtr& request) {
   const int64_t all = transfer::TravelBytes(
       parts_.pool->layout(), request->sequence->prefix_tokens(), request->remote.prompt_end);
   const double ratio = options.speculative_ratio > 0 ? options.speculative_ratio : 1;
-  const auto per_step = static_cast<int64_t>(ratio * static_cast<double>(all));
+  // And the token that it ends in: with what it cuts off, the last step would not be enough.
+  int64_t token = 0;
+  for (int layer = 0; layer < parts_.pool->layout().num_layers(); ++layer) {
+    token = std::max<int64_t>(token, parts_.pool->layout().TokenBytes(layer));
+  }
+  const int64_t per_step =
+      static_cast<int64_t>(std::ceil(ratio * static_cast<double>(all))) + token;
   const auto paths = request->remote.attempt->progress().path_bytes;
   const auto it = paths.find(transfer::Path::kSpeculative);
   const auto came = it == paths.end() ? 0 : static_cast<int64_t>(it->second);

@@ -28,6 +28,7 @@ class FakeExecutor final : public executor::Executor {
     int64_t context = 4096;
     std::vector<int> windows;  // by layer, 2 or more; 0, or fewer than layers: none
     int max_prefill_tokens = 2048;
+    int64_t read_from = 0;  // slots with `read` read no token before
     executor::ComputeType compute = executor::ComputeType::kBF16;
     // Called before each layer of a prefill and before each decode step (layer -1): tests block or
     // count here.
@@ -72,7 +73,8 @@ class FakeExecutor final : public executor::Executor {
       if (chunk.cancelled && chunk.cancelled())
         return base::Cancelled("cancelled before layer {}", layer);
       if (options_.before) options_.before(layer);
-      RETURN_IF_ERROR(CheckLocal(*chunk.sequence, layer, chunk.start));
+      RETURN_IF_ERROR(CheckLocal(*chunk.sequence, layer, Seen(*chunk.sequence, layer, chunk.start),
+                                 chunk.start));
       for (int64_t i = 0; i < count; ++i)
         Write(*chunk.sequence, layer, chunk.start + i, chunk.tokens[i]);
       chunk.sequence->MarkLocal(layer, chunk.start, chunk.start + count);
@@ -81,7 +83,8 @@ class FakeExecutor final : public executor::Executor {
     if (chunk.last_logits.empty()) return absl::OkStatus();
     uint64_t state = 0;
     for (int layer = 0; layer < options_.layers; ++layer)
-      state = Absorb(state, *chunk.sequence, layer, chunk.start + count);
+      state = Absorb(state, *chunk.sequence, layer,
+                     Seen(*chunk.sequence, layer, chunk.start + count - 1), chunk.start + count);
     Logits(state, chunk.last_logits);
     return absl::OkStatus();
   }
@@ -117,10 +120,12 @@ class FakeExecutor final : public executor::Executor {
         for (; layer_ < end_; ++layer_, asked_ = false) {
           ASSIGN_OR_RETURN(const bool here, Fetch(slot));
           if (!here) return State::kWaiting;
-          RETURN_IF_ERROR(CheckLocal(*slot.sequence, layer_, slot.position));
+          const int64_t first = First(slot, slot.position);
+          RETURN_IF_ERROR(CheckLocal(*slot.sequence, layer_, first, slot.position));
           Write(*slot.sequence, layer_, slot.position, slot.token);
           slot.sequence->MarkLocal(layer_, slot.position, slot.position + 1);
-          state_ = Absorb(state_, *slot.sequence, layer_, slot.position + 1);
+          state_ =
+              Absorb(state_, *slot.sequence, layer_, First(slot, slot.position), slot.position + 1);
         }
         if (!slot.hidden.empty()) std::memcpy(slot.hidden.data(), &state_, sizeof state_);
         if (end_ == executor_->options_.layers) Logits(state_, slot.logits);
@@ -143,6 +148,12 @@ class FakeExecutor final : public executor::Executor {
       return absl::OkStatus();
     }
 
+    // The first token that the slot's reads.
+    int64_t First(const executor::DecodeSlot& slot, int64_t position) const {
+      const int64_t seen = Seen(*slot.sequence, layer_, position);
+      return slot.read != nullptr ? std::max(seen, executor_->options_.read_from) : seen;
+    }
+
     absl::StatusOr<bool> Fetch(const executor::DecodeSlot& slot) {
       if (slot.read == nullptr || slot.read->remote == nullptr) return true;
       if (!asked_) {
@@ -150,8 +161,7 @@ class FakeExecutor final : public executor::Executor {
         const int heads = executor_->options_.kv_heads;
         std::vector<kv::HeadRange> missing;
         for (int head = 0; head < heads; ++head) {
-          for (int64_t token = Seen(*slot.sequence, layer_, slot.position); token < slot.position;
-               ++token) {
+          for (int64_t token = First(slot, slot.position); token < slot.position; ++token) {
             if (slot.sequence->HeadLocal(layer_, head, token)) continue;
             missing.push_back({head, token, token + 1});
           }
@@ -178,9 +188,10 @@ class FakeExecutor final : public executor::Executor {
     return window > 0 ? std::max<int64_t>(position + 1 - window, 0) : 0;
   }
 
-  // KV of the tokens before `end`, as the token there sees it.
-  static absl::Status CheckLocal(const kv::KvSequence& sequence, int layer, int64_t end) {
-    const int64_t first = sequence.FirstNotLocal(layer, Seen(sequence, layer, end), end);
+  // KV of tokens [begin, end).
+  static absl::Status CheckLocal(const kv::KvSequence& sequence, int layer, int64_t begin,
+                                 int64_t end) {
+    const int64_t first = sequence.FirstNotLocal(layer, std::min(begin, end), end);
     if (first == end) return absl::OkStatus();
     return base::FailedPrecondition("layer {} token {} is not local", layer, first);
   }
@@ -203,11 +214,11 @@ class FakeExecutor final : public executor::Executor {
   }
 
   // One hash over all bytes of a layer's KV: how they lie in memory does not count.
-  static uint64_t Absorb(uint64_t state, kv::KvSequence& sequence, int layer, int64_t end) {
+  static uint64_t Absorb(uint64_t state, kv::KvSequence& sequence, int layer, int64_t begin,
+                         int64_t end) {
     base::Hasher64 hasher;
     hasher.Update(std::as_bytes(std::span(&state, 1)));
-    for (const std::span<std::byte> segment :
-         sequence.Segments(layer, Seen(sequence, layer, end - 1), end)) {
+    for (const std::span<std::byte> segment : sequence.Segments(layer, begin, end)) {
       hasher.Update(segment);
     }
     return hasher.Digest();

@@ -60,7 +60,8 @@ class SpeculationTest : public TransferFixture {
   // Steps until everything was sent. As the decode side does: a step's worth of credit, and what
   // was not carried is not added up.
   int StepsUntilSent(double ratio) {
-    const auto per_step = static_cast<int64_t>(std::ceil(ratio * static_cast<double>(all_)));
+    const int64_t per_step =
+        static_cast<int64_t>(std::ceil(ratio * static_cast<double>(all_))) + Layout().TokenBytes(0);
     int64_t credited = 0;
     for (int steps = 1; steps <= 100; ++steps) {
       const int64_t more = per_step - (credited - by_path_[Path::kSpeculative]);
