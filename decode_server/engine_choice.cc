@@ -65,8 +65,7 @@ transfer::StepOutlook DecodeEngine::LookAhead(const Request& request, int from) 
     outlook.split_seconds += step_times_.step_seconds() * from / layers;
   }
   // Before token 1 is delivered, the prompt's end is held there and not yet here.
-  outlook.replayed =
-      std::max<int64_t>(request.length() - 1 - request.outlook.held_there, 0);
+  outlook.replayed = std::max<int64_t>(request.length() - 1 - request.outlook.held_there, 0);
   outlook.remaining_bytes = MissingBytes(request, progress);
   return outlook;
 }

@@ -67,6 +67,16 @@ TEST_F(PairTest, MoreForcedTokensThanMaxTokensAreRefused) {
   EXPECT_THAT(result.status.error_message(), ::testing::HasSubstr("forced_ids"));
 }
 
+TEST_F(PairTest, ForcedTokensThatDifferFromThoseGeneratedAlreadyAreRefused) {
+  StartBoth();
+  auto request = MakeRequest(Prompt(100), 9, v1::MODE_FULL);
+  for (const int32_t id : {7, 8}) request.add_generated_ids(id);
+  for (const int32_t id : {7, 9, 3}) request.mutable_sampling()->add_forced_ids(id);
+  const Result result = Generate(request);
+  EXPECT_EQ(result.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(result.status.error_message(), ::testing::HasSubstr("generated_ids first"));
+}
+
 TEST_F(PairTest, TransferredBytesAreTheKvOfThePrompt) {
   StartBoth();
   const Result result = Generate(MakeRequest(Prompt(200), 4, v1::MODE_FULL));

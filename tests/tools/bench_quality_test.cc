@@ -268,6 +268,12 @@ TEST(QualitySummaryTest, TheIdentityErrorIsTheLargestOfBudgetsThatSelectNothingA
   EXPECT_FALSE(IdentityError(none).has_value());
 }
 
+TEST(QualitySummaryTest, NothingMeasuredIsNoIdentity) {
+  QualityMeasurements failed = Measured();
+  for (auto& result : failed.results) result.scores[2].status = base::Internal("lost");
+  EXPECT_FALSE(IdentityError(failed).has_value());
+}
+
 TEST(QualityReportTest, JsonHasEveryCellAndEveryScore) {
   QualitySetting setting;
   setting.command = "smartgen bench quality";

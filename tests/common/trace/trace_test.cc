@@ -117,6 +117,19 @@ TEST(RequestTraceTest, ThreadsLoseNoEvent) {
   EXPECT_TRUE(read.dropped.empty());
 }
 
+TEST(TraceStoreTest, ATraceThatGaveWayHoldsNothingAndTakesNothing) {
+  base::SimulatedClock clock;
+  TraceStore store({.max_requests = 1}, &clock);
+  const TracePtr first = store.Begin("first");
+  first->Mark(Kind::kToken);
+  ASSERT_EQ(first->Read().events.size(), 1u);
+  store.Begin("second");
+  EXPECT_TRUE(first->Read().events.empty());
+  first->Mark(Kind::kToken);
+  first->Finish(Kind::kRequest);
+  EXPECT_TRUE(first->Read().events.empty());
+}
+
 TEST(TraceStoreTest, TheOldestGivesWay) {
   base::SimulatedClock clock;
   TraceStore store({.max_requests = 2}, &clock);
