@@ -71,12 +71,14 @@ absl::StatusOr<bool> RemoteReader::Fetched(int layer) {
     waits_.erase(it);
     return true;
   }
-  const uint64_t bytes = attempt_->progress().bytes;
-  if (bytes != wait.bytes) {
-    wait.bytes = bytes;
+  const PrefillAttempt::Progress progress = attempt_->progress();
+  if (progress.bytes != wait.bytes) {
+    wait.bytes = progress.bytes;
     wait.asked_at = clock_->Now();
   }
-  ASSIGN_OR_RETURN(const bool again, AskAgain(layer, wait.asked_at, wait.retries));
+  ASSIGN_OR_RETURN(const bool again,
+                   AskAgain(layer, wait.asked_at, Way(layer, wait, progress.link.bytes_per_second),
+                            wait.retries));
   if (again) {
     wait.asked_at = clock_->Now();
     std::vector<kv::HeadRange> missing;
@@ -88,12 +90,25 @@ absl::StatusOr<bool> RemoteReader::Fetched(int layer) {
   return false;
 }
 
-absl::StatusOr<bool> RemoteReader::AskAgain(int layer, base::TimePoint asked_at, int& retries) {
-  if (clock_->Now() - asked_at <= options_.stall) return false;
+base::Duration RemoteReader::Way(int layer, const Wait& wait, double bytes_per_second) const {
+  if (bytes_per_second <= 0) return base::Duration(0);
+  const kv::KvLayout& layout = sequence_->layout();
+  const int64_t head_bytes =
+      layout.TokenBytes(layer) / layout.layers[static_cast<size_t>(layer)].kv_heads;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < wait.asked; ++i) {
+    bytes += (wait.ranges[i].end - wait.ranges[i].begin) * head_bytes;
+  }
+  return base::FromSeconds(static_cast<double>(bytes) / bytes_per_second);
+}
+
+absl::StatusOr<bool> RemoteReader::AskAgain(int layer, base::TimePoint asked_at, base::Duration way,
+                                            int& retries) {
+  if (clock_->Now() - asked_at <= options_.stall + way) return false;
   if (retries >= options_.max_retries) {
     failure_ = base::DeadlineExceeded(
         "layer {}: KV of the prefill side did not come within {:g} s though asked for {} times",
-        layer, base::ToSeconds(options_.stall), retries + 1);
+        layer, base::ToSeconds(options_.stall + way), retries + 1);
     return failure_;
   }
   ++retries;
@@ -144,7 +159,8 @@ absl::StatusOr<bool> RemoteReader::Attended(int layer, std::span<float> out, std
     shipped_.erase(it);
     return true;
   }
-  ASSIGN_OR_RETURN(const bool again, AskAgain(layer, shipped.asked_at, shipped.retries));
+  ASSIGN_OR_RETURN(const bool again,
+                   AskAgain(layer, shipped.asked_at, base::Duration(0), shipped.retries));
   if (again) {
     shipped.asked_at = clock_->Now();
     attempt_->Attend(position_, layer, shipped.begin, shipped.end, shipped.queries);

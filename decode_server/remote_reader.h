@@ -67,8 +67,13 @@ class RemoteReader final : public kv::RemoteKv {
   bool Here(int layer, const kv::HeadRange& range) const;
   // Asks for the ranges that have not been asked for, all or the next head's.
   void AskNext(int layer, Wait& wait);
-  // True if it is time to ask again; an error once that was done too often.
-  absl::StatusOr<bool> AskAgain(int layer, base::TimePoint asked_at, int& retries);
+  // The time that what was asked for and is not here takes on the link; 0 where its rate is
+  // unknown.
+  base::Duration Way(int layer, const Wait& wait, double bytes_per_second) const;
+  // True if it is time to ask again: nothing came for `way` and the stall. An error once that was
+  // done too often.
+  absl::StatusOr<bool> AskAgain(int layer, base::TimePoint asked_at, base::Duration way,
+                                int& retries);
 
   const Options options_;
   const std::shared_ptr<PrefillAttempt> attempt_;

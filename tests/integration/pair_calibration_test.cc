@@ -3,6 +3,7 @@
 
 #include "common/base/cpu.h"
 #include "common/transfer/calibration.h"
+#include "tests/fakes/temp_path.h"
 #include "tests/integration/pair_harness.h"
 
 namespace smartgen::integration {
@@ -36,7 +37,7 @@ class PairCalibrationTest : public PairTest {
     parts.model_fingerprint = kFingerprint;
     return parts;
   }
-  std::string path_ = ::testing::TempDir() + "/pair_calibration_test.pb";
+  std::string path_ = fakes::TempPath("pair_calibration_test.pb");
 };
 
 TEST_F(PairCalibrationTest, BothDaemonsRefuseOneThatDoesNotFitAndSayWhy) {

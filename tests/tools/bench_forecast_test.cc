@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/fakes/temp_path.h"
 #include "tools/bench/benchmarks.h"
 #include "tools/bench/forecast.h"
 
@@ -82,7 +83,7 @@ TEST(ForecastTest, CalibrationsThatDoNotGoTogetherAreRefused) {
 }
 
 TEST(ForecastTest, TheCommandPrintsATableAndWritesJsonAndPlots) {
-  const std::string folder = testing::TempDir() + "/forecast_test";
+  const std::string folder = fakes::TempPath("forecast_test");
   std::filesystem::create_directories(folder);
   ASSERT_TRUE(Example().Save(folder + "/c.pb").ok());
   testing::internal::CaptureStdout();

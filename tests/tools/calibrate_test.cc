@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/log.h"
+#include "tests/fakes/temp_path.h"
 #include "tools/calibration_report.h"
 #include "tools/command.h"
 
@@ -48,7 +49,7 @@ class CalibrateTest : public testing::Test {
     args.insert(args.end(), more.begin(), more.end());
     return args;
   }
-  std::string path_ = testing::TempDir() + "/calibrate_test.pb";
+  std::string path_ = fakes::TempPath("calibrate_test.pb");
 };
 
 TEST_F(CalibrateTest, WritesAFileThatShowPrints) {

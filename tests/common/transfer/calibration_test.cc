@@ -1,4 +1,5 @@
 #include "common/transfer/calibration.h"
+#include "tests/fakes/temp_path.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,7 +34,7 @@ std::string Message(const absl::Status& status) { return std::string(base::Messa
 
 class CalibrationFileTest : public ::testing::Test {
  protected:
-  std::string path_ = ::testing::TempDir() + "/calibration_test.pb";
+  std::string path_ = fakes::TempPath("calibration_test.pb");
   void TearDown() override { std::remove(path_.c_str()); }
   void Write(const std::string& bytes) { std::ofstream(path_, std::ios::binary) << bytes; }
   std::string Read() {
@@ -153,7 +154,7 @@ TEST(CalibrationTest, NumbersBeyondTheirLimitsAreRefused) {
     change(c);
     EXPECT_EQ(c.Check().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(Message(c.Check()), HasSubstr(message));
-    EXPECT_FALSE(c.Save(::testing::TempDir() + "/calibration_never.pb").ok());
+    EXPECT_FALSE(c.Save(fakes::TempPath("calibration_never.pb")).ok());
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "common/transfer/budget.h"
 #include "common/transfer/built_in_profiles.h"
+#include "tests/fakes/temp_path.h"
 
 namespace smartgen::transfer {
 namespace {
@@ -186,7 +187,7 @@ TEST(PlanTest, TheBaselinesOrderTheSameBlocksDenseLayersFirst) {
 
 class ProfileFileTest : public ::testing::Test {
  protected:
-  std::string path_ = ::testing::TempDir() + "/profile_test.pb";
+  std::string path_ = fakes::TempPath("profile_test.pb");
   void TearDown() override { std::remove(path_.c_str()); }
   void Write(const std::string& bytes) { std::ofstream(path_, std::ios::binary) << bytes; }
   std::string Read() {

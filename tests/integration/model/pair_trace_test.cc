@@ -91,6 +91,8 @@ TEST_F(PairTraceTest, ModeSmartgenShowsPrefillEveryPathAndTheSteps) {
   request.set_max_tokens(24);
   request.mutable_transfer()->set_selector("quest");
   request.mutable_transfer()->set_selection_budget(0.2);
+  // On this link steps are sooner handed over than fetched for.
+  request.mutable_transfer()->set_handover(v1::TransferOptions::HANDOVER_NONE);
   const Traced traced = RunTraced(request, "cmpl-smartgen");
   ExpectBytesOfResponse(traced);
 

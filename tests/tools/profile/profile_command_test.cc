@@ -10,6 +10,7 @@
 #include "common/selector/dtype.h"
 #include "common/selector/parameters.h"
 #include "common/transfer/profile.h"
+#include "tests/fakes/temp_path.h"
 #include "tests/tools/profile/tiny_model.h"
 #include "tools/command.h"
 #include "tools/profile/selection_run.h"
@@ -31,7 +32,7 @@ std::string ReadFile(const std::string& path) {
 class ProfileCommandTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    folder_ = testing::TempDir() + "/profile_command_test";
+    folder_ = fakes::TempPath("profile_command_test");
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
     model_ = MakeTinyModel(folder_);
@@ -224,7 +225,7 @@ TEST_F(ProfileCommandTest, ExactScoresSelectTheTokensOfTheGreatestProducts) {
 }
 
 TEST(TextsTest, PromptsComeFromEvenlySpreadPlaces) {
-  const std::string folder = testing::TempDir() + "/texts_test";
+  const std::string folder = fakes::TempPath("texts_test");
   std::filesystem::create_directories(folder);
   const auto model = model::Model::Open(MakeTinyModel(folder));
   ASSERT_TRUE(model.ok()) << model.status();
