@@ -1,6 +1,7 @@
 #include "common/transfer/window.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace smartgen::transfer {
 namespace {
@@ -20,6 +21,13 @@ constexpr double kDownWeight = 0.125;
 constexpr double kStartGrowth = 1.25;
 constexpr int kFlatSamples = 3;
 constexpr double kStartGain = 2;
+// A sample below this part of what is known is low. After a try that brought nothing, so many are
+// believed before the next; a gain is halved after so many samples that were not low.
+constexpr double kLow = 0.8;
+constexpr int kBelieved = 8;
+constexpr int kCalm = 64;
+constexpr double kTryGain = 2;
+constexpr double kMaxGain = 16;
 // A round trip that the system measured longer than this was no property of the link.
 constexpr double kMaxRoundTrip = 1.0;
 
@@ -27,14 +35,14 @@ constexpr double kMaxRoundTrip = 1.0;
 
 int64_t LinkWindow::bytes() const {
   if (estimate_.bytes_per_second <= 0) return options_.initial_bytes;
-  const double bytes = estimate_.bytes_per_second * options_.queue_seconds;
-  return static_cast<int64_t>(std::clamp(bytes, static_cast<double>(options_.min_bytes),
-                                         static_cast<double>(options_.max_bytes)));
+  const double bytes = std::max(estimate_.bytes_per_second * options_.queue_seconds,
+                                static_cast<double>(options_.min_bytes));
+  return static_cast<int64_t>(std::min(gain_ * bytes, static_cast<double>(options_.max_bytes)));
 }
 
 int64_t LinkWindow::in_flight_bytes() const {
   const double trip = std::min(estimate_.rtt_seconds, kMaxRoundTrip);
-  const double in_flight = static_cast<double>(bytes()) + estimate_.bytes_per_second * trip;
+  const double in_flight = static_cast<double>(bytes()) + gain_ * estimate_.bytes_per_second * trip;
   const bool starting = starting_ && estimate_.bytes_per_second > 0;
   return static_cast<int64_t>(starting ? kStartGain * in_flight : in_flight);
 }
@@ -79,6 +87,24 @@ void LinkWindow::OnSample(double bytes_per_second) {
     starting_ = flat_samples_ < kFlatSamples;
     known = std::max(known, bytes_per_second);
     return;
+  }
+  if (tried_from_ > 0 && bytes_per_second < kStartGrowth * tried_from_) {
+    gain_ /= kTryGain;
+    believed_ = kBelieved;
+  }
+  const bool in_use = std::exchange(tried_from_, 0) > 0 && believed_ == 0;
+  const bool low = bytes_per_second < kLow * known;
+  if (low && believed_ == 0 && gain_ < kMaxGain) {
+    tried_from_ = bytes_per_second;
+    gain_ *= kTryGain;
+    calm_ = 0;
+    return;
+  }
+  if (believed_ > 0) --believed_;
+  calm_ = in_use || low ? 0 : calm_ + 1;
+  if (calm_ >= kCalm) {
+    calm_ = 0;
+    gain_ = std::max(gain_ / kTryGain, 1.0);
   }
   const double weight = bytes_per_second > known ? kUpWeight : kDownWeight;
   known += weight * (bytes_per_second - known);

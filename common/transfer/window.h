@@ -9,6 +9,11 @@
 // On a link with a long round trip that growth is slow, so that in the beginning twice as much may
 // be under way, until the rate grows no more.
 //
+// A rate that falls may be the link's, or it may be that acknowledgements are late for another
+// reason (threads that wait for a core), so that the limit itself is what keeps the rate low: then
+// believing it would lower the limit, and the limit the rate. So twice as much is tried first. What
+// brings more was too little, and is kept for a while; what brings no more is the link's rate.
+//
 // Not thread-safe.
 #pragma once
 
@@ -61,8 +66,12 @@ class LinkWindow {
   const Options options_;
   LinkEstimate estimate_;
   uint64_t handed_out_ = 0;
-  bool starting_ = true;  // looking for the rate
-  int flat_samples_ = 0;  // in a row, while starting
+  bool starting_ = true;   // looking for the rate
+  int flat_samples_ = 0;   // in a row, while starting
+  double gain_ = 1;        // of the limits: more than 1 where acknowledgements are late
+  double tried_from_ = 0;  // the low rate for which the gain was doubled; 0: no try is under way
+  int believed_ = 0;       // low samples that are believed without another try
+  int calm_ = 0;           // samples since the gain was of use
   base::TimePoint busy_at_;
   // A sample begun: from the values below on.
   bool measuring_ = false;

@@ -17,6 +17,8 @@ class SimulatedLink {
     window_.OnBusy(clock_.Now());
   }
   void set_rate(double bytes_per_second) { rate_ = bytes_per_second; }
+  // Acknowledgements come later than the link's round trip from now on.
+  void set_late(double seconds) { late_ = seconds; }
 
   // The sender keeps as much under way as it may. Returns the part of the link that was used.
   double Run(double seconds, bool acks_known = true) {
@@ -30,7 +32,7 @@ class SimulatedLink {
       longest_queue_ = std::max(longest_queue_, queue_ / rate_);
       const double served = std::min(queue_, rate_ * kStep);
       queue_ -= served;
-      on_the_way_.emplace_back(clock_.Now() + base::FromSeconds(rtt_), served);
+      on_the_way_.emplace_back(clock_.Now() + base::FromSeconds(rtt_ + late_), served);
       clock_.Advance(base::FromSeconds(kStep));
       while (!on_the_way_.empty() && on_the_way_.front().first <= clock_.Now()) {
         in_flight_ -= on_the_way_.front().second;
@@ -58,6 +60,7 @@ class SimulatedLink {
   base::SimulatedClock clock_;
   double rate_;
   double rtt_;
+  double late_ = 0;
   double in_flight_ = 0;
   double queue_ = 0;
   double acked_ = 0;
@@ -106,6 +109,23 @@ TEST(LinkWindow, FollowsALinkThatBecomesSlowerAndFasterAgain) {
   link.set_rate(125e6);
   link.Run(0.5);
   EXPECT_GT(link.Run(0.2), 0.95);
+}
+
+// Believing the rate that its own limit makes, the window would become ever smaller.
+TEST(LinkWindow, LateAcknowledgementsAreNotTakenForASlowLink) {
+  for (const double rate : {2e6, 20e6}) {
+    SimulatedLink link(rate, 0.0002);
+    link.Run(2);
+    link.set_late(0.01);
+    link.Run(2);
+    EXPECT_GT(link.Run(4), 0.8) << rate;
+    EXPECT_GT(link.window().estimate().bytes_per_second, 0.75 * rate) << rate;
+    // And the queue is short again once they are in time.
+    link.set_late(0);
+    link.Run(12);
+    link.Run(1);
+    EXPECT_LT(link.longest_queue(), std::max(0.002, 8192 / rate) * 1.2 + 3 * kStep) << rate;
+  }
 }
 
 TEST(LinkWindow, WithoutAcknowledgementsCountsWhatWasHandedOut) {
