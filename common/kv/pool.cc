@@ -22,6 +22,18 @@ std::vector<int64_t> FirstHeads(std::span<const LayerLayout> layers) {
   return first;
 }
 
+// Whether there are addresses for so much: known at once, before the books of that many pages are
+// made, which take memory.
+absl::Status CheckAddresses(int64_t bytes) {
+  void* base = mmap(nullptr, static_cast<size_t>(bytes), PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) {
+    return base::ResourceExhausted("KV pool: cannot map {} bytes: {}", bytes, strerror(errno));
+  }
+  munmap(base, static_cast<size_t>(bytes));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 ResidencyMask::ResidencyMask(int64_t pages, std::span<const LayerLayout> layers)
@@ -94,6 +106,7 @@ absl::StatusOr<std::unique_ptr<KvPool>> KvPool::Create(KvLayout layout, Options 
     return base::InvalidArgument("KV pool: {} bytes are {} pages; want at most {}", options.bytes,
                                  pages, std::numeric_limits<PageId>::max());
   }
+  RETURN_IF_ERROR(CheckAddresses(pages * page_bytes));
   try {
     auto pool = std::unique_ptr<KvPool>(new KvPool(std::move(layout), pages));
     RETURN_IF_ERROR(pool->Map());

@@ -17,6 +17,8 @@ using testing::ElementsAre;
 class SenderTest : public TransferFixture {
  protected:
   static constexpr int64_t kTokenBytes = 128 + 128 + 96;
+  // It reads the clock to its end.
+  ~SenderTest() override { sender_.reset(); }
 
   void Start(TransferSender::Options options = {}) {
     channel_ = std::make_shared<ScriptedChannel>();
