@@ -1,7 +1,9 @@
 // The YAML source.
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <set>
+#include <sstream>
 
 #include "common/config/schema.h"
 
@@ -98,22 +100,48 @@ class YamlReader {
   const std::string& file_;
 };
 
+// For reading a document without keeping it.
+class Ignore final : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+// Not by YAML::LoadAll, which on some inputs finds documents without end (and keeps them).
+bool HasSecondDocument(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  Ignore ignore;
+  return parser.HandleNextDocument(ignore) && parser.HandleNextDocument(ignore);
+}
+
 }  // namespace
 
 absl::Status ApplyYaml(const Schema& schema, std::string_view text, const std::string& file) {
   // yaml-cpp reports by exception; none leaves this function.
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
-    if (documents.size() > 1) {
-      return base::InvalidArgument("{}: want one YAML document, got {}", file, documents.size());
+    const std::string content(text);
+    if (HasSecondDocument(content)) {
+      return base::InvalidArgument("{}: want one YAML document, got more", file);
     }
-    if (documents.empty() || documents[0].IsNull()) return absl::OkStatus();
+    const YAML::Node document = YAML::Load(content);
+    if (!document.IsDefined() || document.IsNull()) return absl::OkStatus();
     YamlReader reader(schema, file);
-    if (!documents[0].IsMap()) {
+    if (!document.IsMap()) {
       return base::InvalidArgument("{}: want keys with values (key: value)",
-                                   reader.Where(documents[0]));
+                                   reader.Where(document));
     }
-    return reader.ReadMap(documents[0], "");
+    return reader.ReadMap(document, "");
   } catch (const YAML::Exception& error) {
     return base::InvalidArgument("{}:{}: not YAML: {}", file, error.mark.line + 1, error.msg);
   }
