@@ -5,6 +5,7 @@
 #include "common/base/mutex.h"
 #include "common/transfer/arrival.h"
 #include "common/transfer/blocks.h"
+#include "common/transfer/metadata_ledger.h"
 #include "common/transfer/transfer.h"
 
 namespace smartgen::transfer {
@@ -19,7 +20,11 @@ constexpr uint64_t kMaxScratchBytes = 64 << 20;
 
 // What a transfer waits for. Guarded by the receiver's mutex, but for the spec's callbacks.
 struct Incoming {
-  ReceiveSpec spec;  // the sequence is null after End
+  explicit Incoming(ReceiveSpec given)
+      : spec(std::move(given)),
+        metadata(spec.sequence->layout().num_layers(), spec.sequence->capacity()) {}
+  ReceiveSpec spec;         // the sequence is null after End
+  MetadataLedger metadata;  // what has come
   // By layer: the first token that is not known to be local. Completion is counted in tokens, never
   // in messages, which may be cut anyhow and come twice.
   std::vector<int64_t> local_until;
@@ -116,8 +121,7 @@ absl::Status ReceiverImpl::Begin(ReceiveSpec spec) {
                                  spec.id.ToString(), begin, end, spec.sequence->capacity());
   }
   const int layers = spec.sequence->layout().num_layers();
-  auto transfer = std::make_shared<Incoming>();
-  transfer->spec = std::move(spec);
+  auto transfer = std::make_shared<Incoming>(std::move(spec));
   transfer->layers_left = layers;
   const base::TransferId& id = transfer->spec.id;
   kv::KvSequence& sequence = *transfer->spec.sequence;
@@ -325,9 +329,17 @@ void ReceiverImpl::Accept(const UnderWay& message, Callbacks* callbacks) {
     for (const auto& [id, transfer] : transfers_) {
       Advance(transfer, message.arrival->layer(), callbacks);
     }
+  } else if (message.head.path == Path::kMetadata) {
+    // Handed on all the same: who has it leaves it alone, and who lost it asked for it.
+    const WireHead& head = message.head;
+    const uint64_t duplicate =
+        message.transfer->metadata.Note(static_cast<int>(head.layer), head.token_begin,
+                                        head.token_end, (head.flags & kFlagHeader) != 0, bytes);
+    stats.duplicate_bytes += duplicate;
+    bytes -= duplicate;
   }
   stats.bytes += bytes;
-  stats.bytes_by_path[message.head.path] += bytes;
+  if (bytes > 0) stats.bytes_by_path[message.head.path] += bytes;
   if (message.transfer->spec.on_message) TellMoved(message, bytes, options_.clock->Now());
 }
 

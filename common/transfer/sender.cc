@@ -250,6 +250,10 @@ absl::Status TransferSender::Impl::QueueOpaque(Item item, const base::TransferId
                                    item.begin, item.end);
     }
     RETURN_IF_ERROR(CheckRoom(*item.transfer, bytes));
+    if (item.path == Path::kMetadata) {
+      item.take.repeated_bytes = static_cast<int64_t>(item.transfer->metadata.Note(
+          item.take.layer, item.begin, item.end, item.header, static_cast<uint64_t>(bytes)));
+    }
     Queue(std::move(item));
   }
   Pump();

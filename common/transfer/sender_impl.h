@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/base/mutex.h"
+#include "common/transfer/metadata_ledger.h"
 #include "common/transfer/transfer.h"
 #include "common/transfer/transfer_state.h"
 
@@ -51,7 +52,7 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
  private:
   struct Transfer {
     Transfer(const kv::KvLayout& layout, TransferState::Options options)
-        : state(layout, std::move(options)) {}
+        : state(layout, std::move(options)), metadata(layout.num_layers(), layout.token_capacity) {}
     base::TransferId id;
     uint64_t tag = 0;
     int64_t begin = 0;
@@ -62,6 +63,7 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
     std::function<void(const MovedMessage&)> on_message;
     // All below: guarded by the mutex.
     TransferState state;
+    MetadataLedger metadata;                           // what was given to the lane
     std::shared_ptr<kv::KvSequence> sequence;          // null after End
     std::function<void(const absl::Status&)> on_sent;  // null when it was called
     int64_t credit = 0;

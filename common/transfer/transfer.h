@@ -46,8 +46,9 @@ struct MovedMessage {
 };
 
 struct SenderStats {
-  uint64_t bytes = 0;         // payload handed to the network, re-sends included
-  uint64_t resent_bytes = 0;  // of these, what had been handed out before (Resend, Fetch again)
+  uint64_t bytes = 0;  // payload handed to the network, re-sends included
+  // Of these, what had been handed out before (Resend, Fetch again, Metadata once more).
+  uint64_t resent_bytes = 0;
   uint64_t messages = 0;
   uint64_t segments = 0;
   // Re-sends left out: over the KV paths the sum is the prompt's KV, and what was born, when all is
@@ -154,8 +155,9 @@ class TransferSender {
 };
 
 struct ReceiverStats {
-  uint64_t bytes = 0;            // placed and verified, answers and metadata included
-  uint64_t duplicate_bytes = 0;  // came again though local, or on the way: drained
+  uint64_t bytes = 0;  // placed and verified, answers and metadata included
+  // Came again though local, or on the way: drained. Of metadata: handed on, but not counted above.
+  uint64_t duplicate_bytes = 0;
   uint64_t corrupt_messages = 0;
   std::map<Path, uint64_t> bytes_by_path;
 };

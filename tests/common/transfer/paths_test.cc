@@ -124,6 +124,27 @@ TEST_F(PathsTest, BornTokensAnswersAndMetadataReachTheirTakers) {
   EXPECT_EQ(receiver_->stats(id).bytes_by_path.at(Path::kHandover), 77u);
 }
 
+TEST_F(PathsTest, MetadataThatComesTwiceIsHandedOnAndCountedOnce) {
+  const channel::FaultOptions faults{.duplicate = 1};
+  Connect({}, &faults);
+  const base::TransferId id = base::NewTransferId();
+  auto source = NewSequence(*source_pool_, 64);
+  auto target = NewSequence(*target_pool_, 64);
+  ReceiveSpec spec{.id = id, .sequence = target, .end = 64};
+  spec.on_metadata = [&](int, int64_t, int64_t, bool, std::vector<std::byte>) {
+    log_.Add("piece");
+  };
+  ASSERT_TRUE(receiver_->Begin(spec).ok());
+  ASSERT_TRUE(BeginSend(id, source, 0, 64).ok());
+  ASSERT_TRUE(sender_->Metadata(id, 1, 0, 0, true, std::vector<std::byte>(5)).ok());
+  ASSERT_TRUE(sender_->Metadata(id, 1, 16, 64, false, std::vector<std::byte>(4800)).ok());
+  ASSERT_TRUE(log_.WaitFor("piece", 4));
+  const ReceiverStats stats = receiver_->stats(id);
+  EXPECT_EQ(stats.bytes_by_path.at(Path::kMetadata), 4805u);
+  EXPECT_EQ(stats.bytes, 4805u);
+  EXPECT_EQ(stats.duplicate_bytes, 4805u);
+}
+
 // Loss, damage, duplication and reordering of 1 % each: everything arrives in the end.
 TEST_F(PathsTest, AnyMixOfPathsOverABadLinkEndsInEqualBytes) {
   const channel::FaultOptions faults{

@@ -369,6 +369,25 @@ TEST_F(SenderTest, MetadataGoesBeforeTheBackgroundAndKeepsToTheWindow) {
       sender_->Metadata(id, 0, 0, 1, false, std::vector<std::byte>(kMaxOpaqueBytes + 1))));
 }
 
+TEST_F(SenderTest, MetadataOnceMoreCountsAsSentAgainAndOnNoPath) {
+  Start();
+  const auto id = Begin({.begin = 0, .end = 64});
+  const auto send = [&](int64_t begin, int64_t end, bool header, size_t bytes) {
+    ASSERT_TRUE(sender_->Metadata(id, 1, begin, end, header, std::vector<std::byte>(bytes)).ok());
+  };
+  send(0, 0, true, 10);
+  send(0, 32, false, 320);
+  send(32, 64, false, 320);
+  Drain();
+  EXPECT_EQ(sender_->stats(id).resent_bytes, 0u);
+  send(0, 0, true, 10);
+  send(16, 64, false, 480);
+  EXPECT_EQ(Bytes(Drain()), 490);
+  EXPECT_EQ(sender_->stats(id).resent_bytes, 490u);
+  EXPECT_EQ(sender_->stats(id).bytes, 650u + 490);
+  EXPECT_EQ(sender_->stats(id).bytes_by_path.at(Path::kMetadata), 650u);
+}
+
 TEST_F(SenderTest, WhatCannotBeIsRefused) {
   Start();
   const auto id = Begin({.begin = 0, .end = 64});
