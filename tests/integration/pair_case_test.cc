@@ -75,18 +75,12 @@ TEST_F(PairCaseTest, W6_ADecodeSideWithoutRoomTakesNoKvBeforeItHasSome) {
   decode_options_.kv_bytes = 16 * kPageBytes;
   decode_options_.prefix_cache = false;
   StartBoth();
-  std::vector<std::unique_ptr<Call>> calls;
   std::vector<v1::GenerateRequest> requests;
   for (int i = 0; i < 8; ++i) {
     requests.push_back(MakeRequest(Prompt(150 + i, static_cast<uint64_t>(i)), 20,
                                    i % 2 == 0 ? v1::MODE_FULL : v1::MODE_EXACT));
-    calls.push_back(Begin(requests.back()));
   }
-  for (size_t i = 0; i < calls.size(); ++i) {
-    const Result& result = calls[i]->Wait();
-    EXPECT_TRUE(result.status.ok()) << i << ": " << result.status.error_message();
-    EXPECT_EQ(result.tokens, Expected(requests[i])) << i;
-  }
+  ExpectAllRight(requests);
   ExpectBaseline();
 }
 
@@ -94,18 +88,13 @@ TEST_F(PairCaseTest, W7_EverySharerOfADamagedPrefixIsRightAndTheCacheKeepsNothin
   Link({.seed = 17, .drop = 0.1, .corrupt = 0.2});
   StartBoth();
   for (uint64_t round = 0; round < 3; ++round) {
-    std::vector<std::unique_ptr<Call>> calls;
     std::vector<v1::GenerateRequest> requests;
     for (uint64_t i = 0; i < 6; ++i) {
       requests.push_back(
           MakeRequest(Sharing(round * 6 + i), 6, i % 2 == 0 ? v1::MODE_FULL : v1::MODE_EXACT));
-      calls.push_back(Begin(requests.back()));
     }
-    for (size_t i = 0; i < calls.size(); ++i) {
-      const Result& result = calls[i]->Wait();
-      EXPECT_TRUE(result.status.ok()) << i << ": " << result.status.error_message();
-      EXPECT_EQ(result.tokens, Expected(requests[i])) << round << ", " << i;
-    }
+    SCOPED_TRACE(round);
+    ExpectAllRight(requests);
     // What stands in the decode side's cache now came over that link: it is read here alone.
     const auto request = MakeRequest(Sharing(1000 + round), 6, v1::MODE_LOCAL);
     const Result result = Generate(request);
@@ -123,19 +112,12 @@ TEST_F(PairCaseTest, L4_PreemptionWhileKvIsOnTheWayLeavesTheOutputUnchanged) {
   decode_options_.kv_bytes = 40 * kPageBytes;  // six requests want 10 to 13 pages each
   decode_options_.prefix_cache = false;
   StartBoth();
-  std::vector<std::unique_ptr<Call>> calls;
   std::vector<v1::GenerateRequest> requests;
   for (int i = 0; i < 6; ++i) {
     requests.push_back(MakeRequest(Prompt(80 + i, static_cast<uint64_t>(i)), 120, v1::MODE_EXACT));
-    calls.push_back(Begin(requests.back()));
   }
   int64_t preemptions = 0;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    const Result& result = calls[i]->Wait();
-    EXPECT_TRUE(result.status.ok()) << i << ": " << result.status.error_message();
-    EXPECT_EQ(result.tokens, Expected(requests[i])) << i;
-    preemptions += result.stats.preemptions();
-  }
+  for (const Result& result : ExpectAllRight(requests)) preemptions += result.stats.preemptions();
   EXPECT_GE(preemptions, 1);
   ExpectBaseline();
 }

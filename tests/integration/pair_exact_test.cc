@@ -95,19 +95,13 @@ TEST_F(PairExactTest, ManyAtOnceShareStepsAndAreAllRight) {
   decode_options_.kv_bytes = 32 << 20;
   prefill_options_.kv_bytes = 32 << 20;
   StartBoth();
-  std::vector<std::unique_ptr<Call>> calls;
   std::vector<v1::GenerateRequest> requests;
   for (int i = 0; i < 16; ++i) {
     requests.push_back(MakeRequest(Prompt(20 + i * 31 % 300, static_cast<uint64_t>(i / 2)), 24,
                                    i % 4 == 0 ? v1::MODE_AUTO : v1::MODE_EXACT,
                                    i % 3 == 0 ? 0.8f : 0.0f));
-    calls.push_back(Begin(requests.back()));
   }
-  for (size_t i = 0; i < calls.size(); ++i) {
-    const Result& result = calls[i]->Wait();
-    EXPECT_TRUE(result.status.ok()) << i << ": " << result.status.error_message();
-    EXPECT_EQ(result.tokens, Expected(requests[i])) << i;
-  }
+  ExpectAllRight(requests);
   ExpectBaseline();
 }
 

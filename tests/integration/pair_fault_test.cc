@@ -68,14 +68,11 @@ TEST_F(PairFaultTest, H17_DelaysDuplicatesAndDisorderDoNoHarm) {
   WithFaults(
       {.seed = 9, .duplicate = 0.3, .reorder = 0.3, .delay_max = std::chrono::milliseconds(3)});
   StartBoth();
-  std::vector<std::unique_ptr<Call>> calls;
   std::vector<v1::GenerateRequest> requests;
   for (int i = 0; i < 30; ++i) {
     requests.push_back(MakeRequest(Prompt(20 + i * 7, static_cast<uint64_t>(i)), 5, v1::MODE_FULL));
-    calls.push_back(Begin(requests.back()));
   }
-  for (size_t i = 0; i < calls.size(); ++i)
-    EXPECT_EQ(calls[i]->Wait().tokens, Expected(requests[i])) << i;
+  ExpectAllRight(requests);
   ExpectBaseline();
 }
 
@@ -250,20 +247,13 @@ TEST_F(PairFaultTest, L4_PreemptionLeavesTheOutputUnchanged) {
   decode_options_.kv_bytes = 40 * 16 * 4 * 64;
   decode_options_.prefix_cache = false;
   StartBoth();
-  std::vector<std::unique_ptr<Call>> calls;
   std::vector<v1::GenerateRequest> requests;
   for (int i = 0; i < 6; ++i) {
     requests.push_back(MakeRequest(Prompt(80 + i, static_cast<uint64_t>(i)), 120, v1::MODE_FULL,
                                    i % 2 ? 0.7f : 0.0f));
-    calls.push_back(Begin(requests.back()));
   }
   int64_t preemptions = 0;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    const Result& result = calls[i]->Wait();
-    EXPECT_TRUE(result.status.ok()) << result.status.error_message();
-    EXPECT_EQ(result.tokens, Expected(requests[i])) << i;
-    preemptions += result.stats.preemptions();
-  }
+  for (const Result& result : ExpectAllRight(requests)) preemptions += result.stats.preemptions();
   EXPECT_GE(preemptions, 1);
   EXPECT_EQ(DecodeCounter("preemptions_total"), static_cast<double>(preemptions));
   ExpectBaseline();

@@ -138,6 +138,18 @@ void PairTest::WaitPaired() {
   })) << decode_->Info().ShortDebugString();
 }
 
+std::vector<Result> PairTest::ExpectAllRight(const std::vector<v1::GenerateRequest>& requests) {
+  std::vector<std::unique_ptr<Call>> calls;
+  for (const auto& request : requests) calls.push_back(Begin(request));
+  std::vector<Result> results;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    results.push_back(calls[i]->Wait());
+    EXPECT_TRUE(results[i].status.ok()) << i << ": " << results[i].status.error_message();
+    EXPECT_EQ(results[i].tokens, Expected(requests[i])) << i;
+  }
+  return results;
+}
+
 bool PairTest::AtBaseline() const {
   if (decode_ != nullptr) {
     const v1::DaemonInfo info = decode_->Info();

@@ -166,6 +166,9 @@ class PairTest : public ::testing::Test {
   std::unique_ptr<Call> Begin(const v1::GenerateRequest& request) {
     return std::make_unique<Call>(stub_.get(), request);
   }
+  // Begins `requests` in their order, all before the first has ended, and expects of each the
+  // tokens of a single process. Returns what became of each.
+  std::vector<Result> ExpectAllRight(const std::vector<v1::GenerateRequest>& requests);
   // All pages but the prefix caches' are free on both sides, nothing runs, no lease is held.
   bool AtBaseline() const;
   void ExpectBaseline(std::chrono::milliseconds timeout = std::chrono::seconds(5));

@@ -128,19 +128,13 @@ TEST_F(PairTest, SixtyFourAtOnceOfMixedLengthsAndModesAreAllRight) {
   decode_options_.kv_bytes = 32 << 20;
   prefill_options_.kv_bytes = 32 << 20;
   StartBoth();
-  std::vector<std::unique_ptr<Call>> calls;
   std::vector<v1::GenerateRequest> requests;
   for (int i = 0; i < 64; ++i) {
     const v1::Mode mode = i % 5 == 0 ? v1::MODE_LOCAL : v1::MODE_FULL;
     requests.push_back(MakeRequest(Prompt(1 + i * 13 % 400, static_cast<uint64_t>(i / 2)),
                                    1 + i % 24, mode, i % 3 == 0 ? 0.8f : 0.0f));
-    calls.push_back(Begin(requests.back()));
   }
-  for (size_t i = 0; i < calls.size(); ++i) {
-    const Result& result = calls[i]->Wait();
-    EXPECT_TRUE(result.status.ok()) << i << ": " << result.status.error_message();
-    EXPECT_EQ(result.tokens, Expected(requests[i])) << i;
-  }
+  ExpectAllRight(requests);
   ExpectBaseline();
 }
 
