@@ -118,7 +118,17 @@ class DecodeEngine {
   void OnDone(const RequestPtr& request, bool transfer, double prefill_seconds);
   void OnComplete(const RequestPtr& request);
   void WatchAttempts();
+  // A transfer that got no byte for this many stall intervals is stalled even where the prefill
+  // side has not handed out everything yet, or other transfers of the pairing move (it may queue
+  // behind them).
+  static constexpr int kPatience = 10;
   void WatchTransfer(const RequestPtr& request, base::TimePoint now);
+  // For steps that fetch what they need: of the rest, what was lost is asked for, or it would never
+  // be all here. That it does not come fails nothing.
+  void WatchRest(const RequestPtr& request, base::TimePoint now);
+  // Notes what has come; true if nothing has for so long that it is to be asked for.
+  bool Stalled(Request& request, base::TimePoint now);
+  void AskForMissing(Request& request, base::TimePoint now);
   void EnterDecoding(const RequestPtr& request);
   // engine_handover.cc
   void EnterHandover(const RequestPtr& request);
@@ -178,6 +188,9 @@ class DecodeEngine {
   bool LeaveHandover(const RequestPtr& request);
   void EnterReading(const RequestPtr& request);
   void GiveCredit(const RequestPtr& request);
+  // Credit whose bytes do not come was spent on messages that were lost (or that came by another
+  // path, as damaged ones do): without this it would be missing for ever. `came`: of the rest.
+  void WriteOffCredit(Request& request, int64_t came, uint64_t pairing_bytes);
   // Streams that may have to wait make their steps in cohorts of their own.
   struct Cohort {
     struct Member {

@@ -214,15 +214,35 @@ void DecodeEngine::GiveCredit(const RequestPtr& request) {
   }
   const int64_t per_step =
       static_cast<int64_t>(std::ceil(ratio * static_cast<double>(all))) + token;
-  const auto paths = request->remote.attempt->progress().path_bytes;
-  const auto it = paths.find(transfer::Path::kSpeculative);
-  const auto came = it == paths.end() ? 0 : static_cast<int64_t>(it->second);
+  const PrefillAttempt::Progress progress = request->remote.attempt->progress();
+  const auto it = progress.path_bytes.find(transfer::Path::kSpeculative);
+  const auto came = it == progress.path_bytes.end() ? 0 : static_cast<int64_t>(it->second);
+  WriteOffCredit(*request, came, progress.pairing_bytes);
   // A step's worth at a time: what the link could not carry is not added up.
   const int64_t more = per_step - (request->reading->credited - came);
   if (more <= 0) return;
   request->reading->credited += more;
+  request->reading->credit_at = parts_.clock->Now();
   request->remote.attempt->Credit(more);
   trace::Mark(request->spec.trace, trace::Kind::kCredit, {0, 0, 0, more});
+}
+
+void DecodeEngine::WriteOffCredit(Request& request, int64_t came, uint64_t pairing_bytes) {
+  Request::Reading& reading = *request.reading;
+  auto& remote = request.remote;
+  const base::TimePoint now = parts_.clock->Now();
+  if (came != std::exchange(reading.came, came)) reading.credit_at = now;
+  if (pairing_bytes != std::exchange(remote.pairing_bytes, pairing_bytes)) remote.pairing_at = now;
+  const int64_t outstanding = reading.credited - came;
+  if (outstanding <= 0) return;
+  const bool quiet = now - std::max(remote.pairing_at, reading.credit_at) > options_.stall;
+  if (!quiet && now - reading.credit_at <= kPatience * options_.stall) return;
+  reading.credited = came;
+  parts_.metrics->GetCounter("fallback_total", {{"reason", "credit_lost"}}).Add();
+  SMARTGEN_LOG(warn, "decode",
+               "{} bytes of the rest from {} did not come: their credit is given "
+               "again",
+               outstanding, request.remote.address);
 }
 
 bool DecodeEngine::GoesOnReading(const RequestPtr& request) {

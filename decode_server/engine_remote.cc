@@ -8,14 +8,6 @@
 #include "decode_server/request_trace.h"
 
 namespace smartgen::decode_server {
-namespace {
-
-// A transfer that got no byte for this many stall intervals is stalled even where the prefill side
-// has not handed out everything yet, or other transfers of the pairing move (it may queue behind
-// them).
-constexpr int kPatience = 10;
-
-}  // namespace
 
 void DecodeEngine::TryRemote(const RequestPtr& request) {
   std::vector<std::string> candidates = parts_.directory->Healthy(request->spec.prefill_ranking);
@@ -265,6 +257,8 @@ void DecodeEngine::WatchAttempts() {
     const RequestState state = request->state();
     if (state == RequestState::kReceiving || state == RequestState::kHandover) {
       WatchTransfer(request, now);
+    } else if (state == RequestState::kReading) {
+      WatchRest(request, now);
     }
   }
 }
@@ -278,6 +272,24 @@ void DecodeEngine::WatchTransfer(const RequestPtr& request, base::TimePoint now)
                                          base::ToSeconds(options_.transfer_timeout)));
     return;
   }
+  if (!Stalled(*request, now)) return;
+  if (request->state() == RequestState::kHandover) FetchBorn(request);
+  if (remote.fetches >= options_.max_fetches) {
+    AttemptFailed(request, Fallback::kTransferStalled,
+                  base::DataLoss("KV did not come though asked for {} times", remote.fetches));
+    return;
+  }
+  AskForMissing(*request, now);
+}
+
+void DecodeEngine::WatchRest(const RequestPtr& request, base::TimePoint now) {
+  const auto& remote = request->remote;
+  if (!remote.sent || remote.kv_complete || !Stalled(*request, now)) return;
+  if (remote.fetches < options_.max_fetches) AskForMissing(*request, now);
+}
+
+bool DecodeEngine::Stalled(Request& request, base::TimePoint now) {
+  auto& remote = request.remote;
   const PrefillAttempt::Progress progress = remote.attempt->progress();
   if (progress.bytes != remote.progress_bytes) {
     remote.progress_bytes = progress.bytes;
@@ -285,7 +297,7 @@ void DecodeEngine::WatchTransfer(const RequestPtr& request, base::TimePoint now)
     remote.pairing_bytes = progress.pairing_bytes;
     remote.pairing_at = now;
     remote.fetches = 0;
-    return;
+    return false;
   }
   if (progress.pairing_bytes != remote.pairing_bytes) {
     remote.pairing_bytes = progress.pairing_bytes;
@@ -293,13 +305,11 @@ void DecodeEngine::WatchTransfer(const RequestPtr& request, base::TimePoint now)
   }
   const bool quiet =
       remote.sent && now - std::max(remote.pairing_at, remote.progress_at) > options_.stall;
-  if (!quiet && now - remote.progress_at <= kPatience * options_.stall) return;
-  if (request->state() == RequestState::kHandover) FetchBorn(request);
-  if (remote.fetches >= options_.max_fetches) {
-    AttemptFailed(request, Fallback::kTransferStalled,
-                  base::DataLoss("KV did not come though asked for {} times", remote.fetches));
-    return;
-  }
+  return quiet || now - remote.progress_at > kPatience * options_.stall;
+}
+
+void DecodeEngine::AskForMissing(Request& request, base::TimePoint now) {
+  auto& remote = request.remote;
   ++remote.fetches;
   remote.progress_at = now;
   parts_.metrics->GetCounter("fallback_total", {{"reason", "kv_missing"}}).Add();

@@ -133,6 +133,9 @@ class Request {
     executor::SlotRead read;
     bool under_way = false;  // in a cohort
     int64_t credited = 0;    // bytes of the rest that may have been sent
+    int64_t came = 0;        // of these, when credit was given last
+    // When credit was given or bytes for it came last.
+    base::TimePoint credit_at{};
   };
 
   // What the choice of how to make the next step goes by.

@@ -291,6 +291,61 @@ TEST_F(ChoiceTest, WithEachStepARatioOfTheKvMayFollowUntilAllIsHere) {
   EXPECT_THAT(text, ::testing::HasSubstr("smartgen_speculative_iterations_count 1"));
 }
 
+// All of a credit's messages may be lost, and a credit that nothing ever answers would be the last.
+TEST_F(ChoiceTest, CreditForMessagesThatWereLostIsGivenAgain) {
+  MakeSlow();
+  GenerateSpec spec = SmartGen(Handover::kSplit);
+  spec.transfer.speculative_ratio = 0.1;
+  Begin(std::move(spec));
+  RunTo(3);
+  const int64_t step = attempt_->credit;
+  EXPECT_GT(step, 0);
+  RunTo(5);
+  EXPECT_EQ(attempt_->credit, step) << "nothing came: it may be on its way";
+  // A part of it comes; the other part is lost.
+  attempt_->now.path_bytes[transfer::Path::kSpeculative] = static_cast<uint64_t>(step / 2);
+  RunTo(7);
+  EXPECT_EQ(attempt_->credit, step + step / 2);
+  clock_.Advance(options_.stall - std::chrono::milliseconds(100));
+  RunTo(9);
+  EXPECT_EQ(attempt_->credit, step + step / 2);
+  EXPECT_EQ(Fallbacks("credit_lost"), 0);
+  clock_.Advance(std::chrono::milliseconds(200));
+  RunTo(11);
+  EXPECT_EQ(attempt_->credit, 2 * step + step / 2);
+  EXPECT_EQ(Fallbacks("credit_lost"), 1);
+  // It has the lowest lane: while others' bytes come it may be waiting behind them.
+  for (int i = 0; i < 9; ++i) {
+    clock_.Advance(options_.stall);
+    ++attempt_->now.pairing_bytes;
+    RunTo(12 + static_cast<size_t>(i));
+  }
+  EXPECT_EQ(Fallbacks("credit_lost"), 1);
+}
+
+// Steps fetch what they need, so that nobody would ask for what was lost and is not needed.
+TEST_F(ChoiceTest, WhileStepsFetchWhatWasLostOfTheRestIsAskedForAndFailsNothing) {
+  MakeSlow();
+  executor_options_.read_from = 20;  // steps read the second half
+  Make();
+  GenerateSpec spec = SmartGen(Handover::kNone);
+  spec.max_tokens = 200;
+  Begin(std::move(spec));
+  RunTo(3);
+  clock_.Advance(2 * options_.stall);
+  engine_->Step();
+  EXPECT_EQ(attempt_->fetches, 0) << "it was not sent";
+  attempt_->events.on_sent();
+  engine_->Step();
+  for (int i = 0; i < 10; ++i) {
+    clock_.Advance(2 * options_.stall);
+    engine_->Step();
+  }
+  EXPECT_EQ(attempt_->fetches, options_.max_fetches);
+  EXPECT_FALSE(attempt_->ended);
+  EXPECT_EQ(Fallbacks("transfer_stalled"), 0);
+}
+
 class MetadataTest : public ChoiceTest {
  protected:
   // Four layers: the first two are dense and have no metadata.
