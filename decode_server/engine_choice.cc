@@ -166,7 +166,7 @@ void DecodeEngine::WaitUntil(Request& request, base::TimePoint until) {
 
 void DecodeEngine::CountStep(Request& request, StepKind kind) {
   ++request.stats.step_kinds[kind];
-  parts_.metrics->GetCounter("step_choices_total", {{"kind", transfer::StepKindName(kind)}}).Add();
+  hot_->step_choices.at(static_cast<size_t>(kind))->Add();
   if (kind == StepKind::kWait) return;
   request.outlook.waited = false;
   request.outlook.wait_until = {};

@@ -1,6 +1,8 @@
 // The metrics that the engine writes often.
 #pragma once
 
+#include <array>
+
 #include "common/metrics/metrics.h"
 #include "decode_server/engine.h"
 
@@ -25,7 +27,12 @@ struct DecodeEngine::Hot {
         waiting(m.GetGauge("requests_waiting")),
         pages_free(m.GetGauge("kv_pages", {{"state", "free"}})),
         pages_used(m.GetGauge("kv_pages", {{"state", "used"}})),
-        pages_cached(m.GetGauge("kv_pages", {{"state", "cached"}})) {}
+        pages_cached(m.GetGauge("kv_pages", {{"state", "cached"}})) {
+    for (size_t i = 0; i < transfer::kStepKinds.size(); ++i) {
+      step_choices[i] = &m.GetCounter("step_choices_total",
+                                      {{"kind", transfer::StepKindName(transfer::kStepKinds[i])}});
+    }
+  }
   metrics::Histogram& queue_seconds;
   metrics::Histogram& prefill_seconds;
   metrics::Histogram& exposed_seconds;
@@ -44,6 +51,7 @@ struct DecodeEngine::Hot {
   metrics::Gauge& pages_free;
   metrics::Gauge& pages_used;
   metrics::Gauge& pages_cached;
+  std::array<metrics::Counter*, transfer::kStepKinds.size()> step_choices;  // by StepKind
 };
 
 }  // namespace smartgen::decode_server

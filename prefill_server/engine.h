@@ -171,6 +171,7 @@ class PrefillEngine {
   double handover_credit_ = 0;
   base::TimePoint handover_credit_at_;
   bool handover_deferred_ = false;
+  bool handover_charged_ = false;  // prompts wait while the steps under way are made
 
   kv::LeaseTable leases_;  // its callbacks use what stands above
   std::thread thread_;

@@ -12,6 +12,7 @@ namespace smartgen::prefill_server {
 namespace {
 
 // Handed-over steps may take this much at once after a quiet time, and owe this much at most.
+// What a quiet time saves up. A debt has no bound: what was taken is given back in full.
 constexpr double kMaxCreditSeconds = 0.2;
 // More steps than transfers can be are a broken peer's; the oldest is dropped (it asks again).
 constexpr size_t kMaxWaitingSteps = 4096;
@@ -77,7 +78,8 @@ bool PrefillEngine::MayHandOver() {
   handover_credit_at_ = now;
   handover_credit_ =
       std::min(kMaxCreditSeconds, handover_credit_ + passed * options_.handover_share);
-  if (queue_.empty() && running_.empty()) return true;
+  handover_charged_ = !queue_.empty() || !running_.empty();
+  if (!handover_charged_) return true;
   if (handover_credit_ > 0) {
     handover_deferred_ = false;
     return true;
@@ -113,7 +115,7 @@ bool PrefillEngine::RunHandover() {
   if (!attends.empty()) RunAttends(std::move(attends));
   hot_->split_seconds.Add(split_seconds);
   hot_->attend_seconds.Add(seconds() - split_seconds);
-  handover_credit_ = std::max(-kMaxCreditSeconds, handover_credit_ - seconds());
+  if (handover_charged_) handover_credit_ -= seconds();
   return true;
 }
 

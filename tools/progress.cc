@@ -13,6 +13,7 @@ namespace {
 constexpr int kBarWidth = 24;
 // Erases the line and goes back to its begin.
 constexpr const char* kClearLine = "\r\x1b[2K";
+constexpr base::Duration kBetweenUpdates = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -46,9 +47,20 @@ void Progress::Begin(std::string_view what) {
 
 void Progress::Advance(double amount) {
   done_ += amount;
+  DrawIfDue(base::Duration{});
+}
+
+void Progress::Update(double done, std::string_view what) {
+  done_ = done;
+  what_ = what;
+  DrawIfDue(kBetweenUpdates);
+}
+
+void Progress::DrawIfDue(base::Duration between) {
   const int tenths = static_cast<int>(done_ / total_ * 10 + 1e-9);
-  if (!terminal_ && tenths == tenths_) return;
+  if (terminal_ ? clock_->Now() - drawn_ < between : tenths == tenths_) return;
   tenths_ = tenths;
+  drawn_ = clock_->Now();
   Draw();
 }
 

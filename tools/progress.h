@@ -15,8 +15,8 @@ std::string ProgressLine(double share, double seconds_left, std::string_view wha
 // On a terminal one line that is drawn again and again; elsewhere a line each tenth of the way.
 class Progress {
  public:
-  // `total`: the sum of what Advance will be told, in any unit that grows with time.
-  explicit Progress(double total, const base::Clock* clock = base::Clock::Real());
+  // `total`: what is done in the end, in any unit that grows with time.
+  explicit Progress(double total = 1, const base::Clock* clock = base::Clock::Real());
   ~Progress();  // the line is taken away
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -25,8 +25,11 @@ class Progress {
   void Begin(std::string_view what);
   // It is done, and was this much of the total.
   void Advance(double amount);
+  // This much of the total is done, and `what` is under way: may be called often.
+  void Update(double done, std::string_view what);
 
  private:
+  void DrawIfDue(base::Duration between);
   void Draw();
 
   const double total_;
@@ -35,6 +38,7 @@ class Progress {
   const bool terminal_;
   double done_ = 0;
   int tenths_ = 0;  // shown where there is no terminal
+  base::TimePoint drawn_{};
   std::string what_;
 };
 

@@ -2,6 +2,7 @@
 // expected to take, and which is the soonest (smartgen.md, section 6). Pure.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <string_view>
@@ -14,7 +15,9 @@ enum class StepKind {
   kAttend,  // it is made here; the prefill side attends over what is not
   kWait,    // it waits for KV that is on its way
 };
-std::string_view StepKindName(StepKind kind);  // "fetch", "split", "attend", "wait"
+inline constexpr std::array kStepKinds = {StepKind::kFetch, StepKind::kSplit, StepKind::kAttend,
+                                          StepKind::kWait};  // in the order of their values
+std::string_view StepKindName(StepKind kind);                // "fetch", "split", "attend", "wait"
 
 // Seconds and bytes as they are expected. 0 where not known.
 struct StepOutlook {

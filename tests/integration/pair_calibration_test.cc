@@ -1,9 +1,8 @@
 // Daemons with calibration files.
-#include <cstdio>
 
 #include "common/base/cpu.h"
 #include "common/transfer/calibration.h"
-#include "tests/fakes/temp_path.h"
+#include "tests/fakes/temp_folder.h"
 #include "tests/integration/pair_harness.h"
 
 namespace smartgen::integration {
@@ -14,7 +13,6 @@ using transfer::Calibration;
 
 class PairCalibrationTest : public PairTest {
  protected:
-  void TearDown() override { std::remove(path_.c_str()); }
   // Of the fake model on this machine: 1 ms a token.
   static Calibration Fitting() {
     Calibration c;
@@ -37,7 +35,8 @@ class PairCalibrationTest : public PairTest {
     parts.model_fingerprint = kFingerprint;
     return parts;
   }
-  std::string path_ = fakes::TempPath("pair_calibration_test.pb");
+  fakes::TempFolder folder_;
+  std::string path_ = folder_.path() + "/c.pb";
 };
 
 TEST_F(PairCalibrationTest, BothDaemonsRefuseOneThatDoesNotFitAndSayWhy) {

@@ -199,5 +199,43 @@ TEST_F(HandoverTest, WhilePromptsWaitStepsTakeNoMoreThanTheirShare) {
   EXPECT_GT(metrics_->GetCounter("handover_deferred_total").value(), 0);
 }
 
+TEST_F(HandoverTest, AStepThatTookLongIsPaidForInFull) {
+  options_.handover_share = 0.2;
+  Make(512);
+  const JobSpec held = Held(1, 20);
+  clock_.Advance(std::chrono::seconds(1));
+  int steps = 0;
+  int layers = 0;
+  before_ = [&](int layer) {
+    // 3 s, as a step before which much is made anew: 15 s of layers, 100 ms each.
+    clock_.Advance(std::chrono::milliseconds(layer < 0 ? 3000 : 100));
+    ++(layer < 0 ? steps : layers);
+    if (layer >= 0) engine_->SubmitSplit({SplitStep{held.id, 20, 5, 0, {}}});
+  };
+  for (uint64_t id = 2; id < 22; ++id) Submit(Spec(id, 64));
+  while (layers < 60) engine_->Step();
+  EXPECT_EQ(steps, 1);
+}
+
+TEST_F(HandoverTest, StepsThatNoPromptWaitsForCostNothing) {
+  options_.handover_share = 0.2;
+  Make(256);
+  const JobSpec held = Held(1, 20);
+  int steps = 0;
+  before_ = [&](int layer) {
+    if (layer < 0) ++steps;
+    clock_.Advance(std::chrono::milliseconds(layer < 0 ? 3000 : 100));
+  };
+  engine_->SubmitSplit({SplitStep{held.id, 20, 5, 0, {}}});
+  RunAll();
+  ASSERT_EQ(steps, 1);
+  clock_.Advance(std::chrono::seconds(1));
+  Submit(Spec(2, 32));
+  engine_->SubmitSplit({SplitStep{held.id, 20, 5, 0, {}}});
+  RunAll();
+  EXPECT_EQ(steps, 2);
+  EXPECT_EQ(metrics_->GetCounter("handover_deferred_total").value(), 0);
+}
+
 }  // namespace
 }  // namespace smartgen::prefill_server

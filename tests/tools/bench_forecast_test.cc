@@ -1,12 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tests/fakes/temp_path.h"
+#include "tests/fakes/temp_folder.h"
 #include "tools/bench/benchmarks.h"
 #include "tools/bench/forecast.h"
 
@@ -83,8 +81,8 @@ TEST(ForecastTest, CalibrationsThatDoNotGoTogetherAreRefused) {
 }
 
 TEST(ForecastTest, TheCommandPrintsATableAndWritesJsonAndPlots) {
-  const std::string folder = fakes::TempPath("forecast_test");
-  std::filesystem::create_directories(folder);
+  const fakes::TempFolder made;
+  const std::string folder = made.path();
   ASSERT_TRUE(Example().Save(folder + "/c.pb").ok());
   testing::internal::CaptureStdout();
   const int code =
@@ -104,7 +102,6 @@ TEST(ForecastTest, TheCommandPrintsATableAndWritesJsonAndPlots) {
     EXPECT_THAT(text, HasSubstr("<svg")) << name;
     EXPECT_THAT(text, HasSubstr("exact")) << name;
   }
-  std::filesystem::remove_all(folder);
 }
 
 TEST(ForecastTest, OnlyACalibrationFileAsksForIt) {

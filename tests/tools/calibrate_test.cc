@@ -1,11 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "common/base/log.h"
-#include "tests/fakes/temp_path.h"
+#include "tests/fakes/temp_folder.h"
 #include "tools/calibration_report.h"
 #include "tools/command.h"
 
@@ -35,7 +34,6 @@ class CalibrateTest : public testing::Test {
  protected:
   // On standard error, as in the tool.
   void SetUp() override { ASSERT_TRUE(base::InitLogging("test", "warn", "text").ok()); }
-  void TearDown() override { std::remove(path_.c_str()); }
   // A model of two layers: what is measured means nothing, so noise is allowed.
   Args Quick(Args more = {}) const {
     Args args = {"--model",      std::string(SMARTGEN_TEST_DATA) + "/arch_llama",
@@ -49,7 +47,8 @@ class CalibrateTest : public testing::Test {
     args.insert(args.end(), more.begin(), more.end());
     return args;
   }
-  std::string path_ = fakes::TempPath("calibrate_test.pb");
+  fakes::TempFolder folder_;
+  std::string path_ = folder_.path() + "/c.pb";
 };
 
 TEST_F(CalibrateTest, WritesAFileThatShowPrints) {

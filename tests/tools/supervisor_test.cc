@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/fakes/temp_folder.h"
 #include "tools/overrides.h"
 #include "tools/process.h"
 
@@ -159,19 +160,14 @@ TEST(ProcessTest, OutputAndExitStatusAreCaptured) {
 
 class OverridesTest : public ::testing::Test {
  protected:
-  OverridesTest() {
-    std::string pattern = ::testing::TempDir() + "overrides_XXXXXX";
-    dir_ = mkdtemp(pattern.data());
-  }
-  ~OverridesTest() override { std::filesystem::remove_all(dir_); }
-
   DaemonSpec Fake(const std::string& name, const std::string& program, const std::string& flags) {
     const std::string path = dir_ + "/" + program;
     std::ofstream(path) << "#!/bin/sh\ncat <<'X'\n" << flags << "X\n";
     std::filesystem::permissions(path, std::filesystem::perms::owner_all);
     return {name, {path}};
   }
-  std::string dir_;
+  fakes::TempFolder folder_;
+  std::string dir_ = folder_.path();
 };
 
 TEST_F(OverridesTest, AFlagGoesToAllThatHaveIt) {

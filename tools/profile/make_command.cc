@@ -88,15 +88,14 @@ absl::StatusOr<std::vector<AttentionSample>> TakeSamples(const RunOptions& optio
 
 absl::Status Train(const Options& options, const Prompts& prompts) {
   const model::Model& model = *prompts.words.file;
-  const bool shown = options.run.progress || StandardErrorIsTerminal();
   std::vector<AttentionSample> samples;
   {
-    Progress progress(shown, *base::Clock::Real());
+    Progress progress;
     ASSIGN_OR_RETURN(samples, TakeSamples(options.run, prompts, progress));
   }
   base::ThreadPool pool(options.run.threads);
   if (!options.train_skew.empty()) {
-    Progress progress(shown, *base::Clock::Real());
+    Progress progress;
     ASSIGN_OR_RETURN(const auto skew, MakeSkew(samples, model, pool, [&](double share) {
                        progress.Update(share, "skew matrices");
                      }));
@@ -105,7 +104,7 @@ absl::Status Train(const Options& options, const Prompts& prompts) {
   if (options.train_hash.empty()) return absl::OkStatus();
   TrainedHash hash;
   {
-    Progress progress(shown, *base::Clock::Real());
+    Progress progress;
     selector::HashTrainingOptions hash_options;
     hash_options.bits = selector::Options{}.hash_bits;
     ASSIGN_OR_RETURN(hash, TrainHashWeights(samples, model, hash_options, pool, [&](double share) {

@@ -31,7 +31,6 @@ void RunOptions::Bind(config::Binder& b) {
   b.Choice("compute", &compute, {"auto", "f32", "bf16"}, "what products are computed in");
   b.Field("threads", &threads, "0: one a core");
   b.Field("max_prefill_tokens", &max_prefill_tokens, "longer prompts are run in chunks");
-  b.Field("progress", &progress, "show a bar even where standard error is no terminal");
 }
 
 absl::Status RunOptions::Check() const {
@@ -107,7 +106,7 @@ absl::Status CountSelections(
 
   double all = 0, done = 0;
   for (const Cut& cut : prompts.cuts) all += static_cast<double>(cut.ids.size());
-  Progress progress(options.progress || StandardErrorIsTerminal(), *base::Clock::Real());
+  Progress progress;
   for (const Cut& cut : prompts.cuts) {
     const auto size = static_cast<double>(cut.ids.size());
     const std::string what = fmt::format("{} at {}", cut.text, cut.length);

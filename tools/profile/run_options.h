@@ -10,10 +10,10 @@
 #include "common/base/status.h"
 #include "common/config/binder.h"
 #include "tools/local_model.h"
-#include "tools/profile/progress.h"
 #include "tools/profile/selection_counts.h"
 #include "tools/profile/selection_run.h"
 #include "tools/profile/texts.h"
+#include "tools/progress.h"
 
 namespace smartgen::tools::profile {
 
@@ -32,7 +32,6 @@ struct RunOptions {
   std::string compute = "auto";
   int threads = 0;
   int max_prefill_tokens = 2048;
-  bool progress = false;
 
   void Bind(config::Binder& b);
   // Of `--text a b c`, b and c are plain arguments.

@@ -3,11 +3,11 @@
 #include <stdlib.h>
 
 #include <chrono>
-#include <filesystem>
 #include <fstream>
 
 #include "common/config/binder.h"
 #include "common/config/version.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace smartgen::config {
 namespace {
@@ -50,12 +50,6 @@ struct Options {
 
 class ConfigTest : public ::testing::Test {
  protected:
-  ConfigTest() {
-    std::string pattern = ::testing::TempDir() + "config_test_XXXXXX";
-    dir_ = mkdtemp(pattern.data());
-  }
-  ~ConfigTest() override { std::filesystem::remove_all(dir_); }
-
   std::string Write(const std::string& name, const std::string& text) {
     const std::string path = dir_ + "/" + name;
     std::ofstream(path) << text;
@@ -91,7 +85,8 @@ class ConfigTest : public ::testing::Test {
     return result.ok() ? "" : std::string(base::MessageOf(result.status()));
   }
 
-  std::string dir_;
+  fakes::TempFolder folder_;
+  std::string dir_ = folder_.path();
   Options options_;
 };
 

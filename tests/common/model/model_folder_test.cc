@@ -26,7 +26,7 @@ std::string ReadFile(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-void WriteTiny(const TempFolder& folder) {
+void WriteTiny(const fakes::TempFolder& folder) {
   folder.Write("config.json", kTinyConfig);
   folder.Write("model.safetensors", SafetensorsBuilder::TinyLlama().Build());
 }
@@ -45,7 +45,7 @@ TEST(ModelOpen, SaysThatAPathDoesNotExist) {
 }
 
 TEST(ModelOpen, RefusesFilesThatAreNoModel) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   EXPECT_THAT(OpenMessage(folder.Write("empty", ""), kInvalid), HasSubstr("the file is empty"));
   EXPECT_THAT(OpenMessage(folder.Write("text", "hello world"), kInvalid),
               HasSubstr("not a GGUF file: it starts with \"hell\""));
@@ -56,14 +56,14 @@ TEST(ModelOpen, RefusesFilesThatAreNoModel) {
 }
 
 TEST(ModelOpen, OpensAGgufFile) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   const auto model = Model::Open(folder.Write("tiny.gguf", GgufBuilder::TinyLlama().Build()));
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ((*model)->config().architecture, "llama");
 }
 
 TEST(ModelFolder, OpensTheReferenceLlamaInBothStylesOfConfiguration) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   folder.Write("model.safetensors", ReadFile(kGolden + "/arch_llama/model.safetensors"));
   std::vector<std::string> fingerprints;
   for (const char* name : {"config.json", "config_v5.json"}) {
@@ -97,7 +97,7 @@ TEST(ModelFolder, OpensTheReferenceLlamaInBothStylesOfConfiguration) {
 }
 
 TEST(ModelFolder, OpensTheReferenceMistralWithItsWindow) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   folder.Write("model.safetensors", ReadFile(kGolden + "/arch_mistral/model.safetensors"));
   for (const char* name : {"config.json", "config_v5.json"}) {
     folder.Write("config.json", ReadFile(kGolden + "/arch_mistral/" + name));
@@ -114,7 +114,7 @@ TEST(ModelFolder, OpensTheReferenceMistralWithItsWindow) {
 }
 
 TEST(ModelFolder, ReadsTokensAndTemplatesFromTheFilesThatHaveThem) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   WriteTiny(folder);
   folder.Write("generation_config.json", R"({"eos_token_id": [3, 1]})");
   folder.Write("tokenizer.json", R"({"model": {"vocab": {}}, "post_processor": {"type": "Sequence",
@@ -159,7 +159,7 @@ class ShardedFolder : public ::testing::Test {
     map.pop_back();
     folder_.Write("model.safetensors.index.json", "{\"weight_map\":{" + map + more + "}}");
   }
-  TempFolder folder_;
+  fakes::TempFolder folder_;
   SafetensorsBuilder first_;
   SafetensorsBuilder second_;
 };
@@ -168,7 +168,7 @@ TEST_F(ShardedFolder, IsOneModel) {
   const auto model = Model::Open(folder_.path());
   ASSERT_TRUE(model.ok()) << model.status();
   // Identity does not depend on how the tensors are spread over files.
-  const TempFolder whole;
+  const fakes::TempFolder whole;
   WriteTiny(whole);
   EXPECT_EQ((*model)->fingerprint(), (*Model::Open(whole.path()))->fingerprint());
 }
@@ -208,7 +208,7 @@ struct ConfigCase {
 class HostileConfig : public ::testing::TestWithParam<ConfigCase> {};
 
 TEST_P(HostileConfig, IsRefusedWithTheReason) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   WriteTiny(folder);
   std::string config = kTinyConfig;
   const size_t at = config.find(GetParam().from);
@@ -272,7 +272,7 @@ INSTANTIATE_TEST_SUITE_P(Table, HostileConfig, ::testing::ValuesIn(kConfigCases)
                          [](const auto& info) { return info.param.name; });
 
 TEST(ModelFolder, RefusesTensorsOfTypesThatItCannotRead) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   WriteTiny(folder);
   SafetensorsBuilder builder = SafetensorsBuilder::TinyLlama();
   builder.tensors[2].dtype = "F8_E4M3";
@@ -283,7 +283,7 @@ TEST(ModelFolder, RefusesTensorsOfTypesThatItCannotRead) {
 }
 
 TEST(ModelFolder, RefusesTensorsThatTheArchitectureDoesNotUse) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   WriteTiny(folder);
   SafetensorsBuilder builder = SafetensorsBuilder::TinyLlama();
   builder.tensors.push_back({"model.layers.0.rotary", {8}});
@@ -296,7 +296,7 @@ TEST(ModelFolder, RefusesTensorsThatTheArchitectureDoesNotUse) {
 }
 
 TEST(ModelFolder, WithSeveralUnnamedFilesAsksForAnIndex) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   folder.Write("config.json", kTinyConfig);
   const std::string file = SafetensorsBuilder::TinyLlama().Build();
   folder.Write("weights.safetensors", file);

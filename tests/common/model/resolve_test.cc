@@ -4,7 +4,7 @@
 
 #include "common/model/known_models.h"
 #include "common/model/model.h"
-#include "tests/common/model/temp_folder.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace smartgen::model {
 namespace {
@@ -12,20 +12,20 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(ResolveModelPath, AnExistingFileOrFolderIsItself) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   const std::string file = folder.Write("any.gguf", "x");
   EXPECT_EQ(*ResolveModelPath(file), file);
   EXPECT_EQ(*ResolveModelPath(folder.path()), folder.path());
 }
 
 TEST(ResolveModelPath, AKnownNameIsAFileInTheCacheFolder) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   const std::string file = folder.Write("smollm2-135m.gguf", "x");
   EXPECT_EQ(*ResolveModelPath("smollm2-135m", folder.path()), file);
 }
 
 TEST(ResolveModelPath, AKnownNameThatIsNotFetchedNamesTheCommand) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   const auto path = ResolveModelPath("smollm2-135m", folder.path());
   EXPECT_EQ(path.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(base::MessageOf(path.status())),
@@ -33,7 +33,7 @@ TEST(ResolveModelPath, AKnownNameThatIsNotFetchedNamesTheCommand) {
 }
 
 TEST(ResolveModelPath, TheCacheFolderComesFromTheEnvironment) {
-  const TempFolder folder;
+  const fakes::TempFolder folder;
   const std::string file = folder.Write("smollm2-135m.gguf", "x");
   const char* old = getenv("SMARTGEN_CACHE");
   const std::string saved = old == nullptr ? "" : old;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/common/model/temp_folder.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace smartgen::model {
 

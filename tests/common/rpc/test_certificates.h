@@ -6,24 +6,22 @@
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
 
-#include <filesystem>
 #include <memory>
 #include <string>
+
+#include "tests/fakes/temp_folder.h"
 
 namespace smartgen::rpc {
 
 class TestCertificates {
  public:
   TestCertificates() {
-    std::string pattern = ::testing::TempDir() + "certificates_XXXXXX";
-    dir_ = mkdtemp(pattern.data());
     ca_key_.reset(EVP_EC_gen("P-256"));
     ca_.reset(Make(ca_key_.get(), "test authority", nullptr, nullptr));
     Write("ca", ca_.get(), ca_key_.get());
     Issue("server");
     Issue("client");
   }
-  ~TestCertificates() { std::filesystem::remove_all(dir_); }
 
   // Files name.pem and name.key, for localhost and 127.0.0.1.
   void Issue(const std::string& name) {
@@ -73,7 +71,8 @@ class TestCertificates {
     fclose(file);
   }
 
-  std::string dir_;
+  fakes::TempFolder folder_;
+  std::string dir_ = folder_.path();
   Key ca_key_;
   Certificate ca_;
 };

@@ -3,12 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 
 #include "tests/common/selector/selector_test_util.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace smartgen::selector {
 namespace {
@@ -16,17 +15,12 @@ namespace {
 class MatrixFileTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "smartgen-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-    path_ = (folder_ / "matrices").string();
     Random random(1);
     matrices_ = {.purpose = HeadMatrices::Purpose::kHash, .model_fingerprint = "model-1"};
     matrices_.layers.push_back({});  // a dense layer
     matrices_.layers.push_back(
         {.heads = 2, .rows = 8, .columns = 64, .values = Normals(random, 2 * 8 * 64)});
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   std::string Read() const {
     std::ifstream in(path_, std::ios::binary);
@@ -39,8 +33,8 @@ class MatrixFileTest : public testing::Test {
     return HeadMatrices::Load(path_, purpose).status();
   }
 
-  std::filesystem::path folder_;
-  std::string path_;
+  fakes::TempFolder folder_;
+  std::string path_ = folder_.path() + "/matrices";
   HeadMatrices matrices_;
 };
 
@@ -118,8 +112,7 @@ TEST_F(MatrixFileTest, SaysWhatTheFileIsInstead) {
 }
 
 TEST_F(MatrixFileTest, CannotBeWrittenIsAnError) {
-  EXPECT_EQ(matrices_.Save((folder_ / "none" / "x").string()).code(),
-            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(matrices_.Save(folder_.path() + "/none/x").code(), absl::StatusCode::kUnavailable);
 }
 
 }  // namespace

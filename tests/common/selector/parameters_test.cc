@@ -2,11 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 
 #include "tests/common/selector/selector_test_util.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace smartgen::selector {
 namespace {
@@ -14,9 +13,6 @@ namespace {
 class ParametersTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "smartgen-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
     Random random(1);
     hash_ = {.purpose = HeadMatrices::Purpose::kHash, .model_fingerprint = "model-1"};
     hash_.layers.resize(2);
@@ -27,15 +23,14 @@ class ParametersTest : public testing::Test {
     skew_.layers.push_back({.heads = 1, .rows = 8, .columns = 8, .values = std::vector<float>(64)});
     for (int i = 0; i < 8; ++i) skew_.layers[2].values[i * 9] = 1;
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  std::string File(const std::string& name) const { return (folder_ / name).string(); }
+  std::string File(const std::string& name) const { return folder_.path() + "/" + name; }
   absl::StatusOr<Parameters> Load(const std::string& path,
                                   const std::string& fingerprint = "model-1") const {
     return LoadParameters(path, fingerprint, LayoutOf(3, 1, 8, kv::DType::kBF16, 64), Options{});
   }
 
-  std::filesystem::path folder_;
+  fakes::TempFolder folder_;
   HeadMatrices hash_, skew_;
 };
 
@@ -53,13 +48,13 @@ TEST_F(ParametersTest, AFileIsWhatItSaysItIs) {
 }
 
 TEST_F(ParametersTest, AFolderMayHoldOneOrBoth) {
-  EXPECT_EQ(Load(folder_.string()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Load(folder_.path()).status().code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(skew_.Save(File(kSkewFile)).ok());
-  auto loaded = Load(folder_.string());
+  auto loaded = Load(folder_.path());
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_TRUE(loaded->hash_weights.empty());
   ASSERT_TRUE(hash_.Save(File(kHashFile)).ok());
-  loaded = Load(folder_.string());
+  loaded = Load(folder_.path());
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_FALSE(loaded->hash_weights.empty());
   EXPECT_FALSE(loaded->skew.empty());
@@ -67,7 +62,7 @@ TEST_F(ParametersTest, AFolderMayHoldOneOrBoth) {
 
 TEST_F(ParametersTest, AnotherModelsAreRefusedWithTheFileNamed) {
   ASSERT_TRUE(skew_.Save(File(kSkewFile)).ok());
-  const absl::Status status = Load(folder_.string(), "model-2").status();
+  const absl::Status status = Load(folder_.path(), "model-2").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(base::MessageOf(status).find(kSkewFile), std::string_view::npos);
 }

@@ -1,10 +1,9 @@
 #include "common/transfer/calibration.h"
-#include "tests/fakes/temp_path.h"
+#include "tests/fakes/temp_folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -34,8 +33,8 @@ std::string Message(const absl::Status& status) { return std::string(base::Messa
 
 class CalibrationFileTest : public ::testing::Test {
  protected:
-  std::string path_ = fakes::TempPath("calibration_test.pb");
-  void TearDown() override { std::remove(path_.c_str()); }
+  fakes::TempFolder folder_;
+  std::string path_ = folder_.path() + "/c.pb";
   void Write(const std::string& bytes) { std::ofstream(path_, std::ios::binary) << bytes; }
   std::string Read() {
     std::ifstream in(path_, std::ios::binary);
@@ -154,7 +153,7 @@ TEST(CalibrationTest, NumbersBeyondTheirLimitsAreRefused) {
     change(c);
     EXPECT_EQ(c.Check().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(Message(c.Check()), HasSubstr(message));
-    EXPECT_FALSE(c.Save(fakes::TempPath("calibration_never.pb")).ok());
+    EXPECT_FALSE(c.Save("never.pb").ok());
   }
 }
 

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
 #include <random>
 #include <set>
@@ -11,7 +10,7 @@
 
 #include "common/transfer/budget.h"
 #include "common/transfer/built_in_profiles.h"
-#include "tests/fakes/temp_path.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace smartgen::transfer {
 namespace {
@@ -187,8 +186,8 @@ TEST(PlanTest, TheBaselinesOrderTheSameBlocksDenseLayersFirst) {
 
 class ProfileFileTest : public ::testing::Test {
  protected:
-  std::string path_ = fakes::TempPath("profile_test.pb");
-  void TearDown() override { std::remove(path_.c_str()); }
+  fakes::TempFolder folder_;
+  std::string path_ = folder_.path() + "/p.pb";
   void Write(const std::string& bytes) { std::ofstream(path_, std::ios::binary) << bytes; }
   std::string Read() {
     std::ifstream in(path_, std::ios::binary);

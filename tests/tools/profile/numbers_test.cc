@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "tools/profile/miss.h"
-#include "tools/profile/progress.h"
 #include "tools/profile/similarity.h"
 #include "tools/profile/summary.h"
 
@@ -148,13 +147,6 @@ TEST(SummaryTest, SharesAreOfTheLayersOwnImportance) {
   EXPECT_NEAR(summary[0].top20, 1.0, 1e-9);
   EXPECT_NEAR(summary[0].mean, 204.0 / kBlocks, 1e-6);
   EXPECT_NEAR(Coverage(*profile, 1.0 / kBlocks), 0.25, 1e-9);
-}
-
-TEST(ProgressTest, TheLineSaysHowFarItIsAndHowLongItTakes) {
-  EXPECT_EQ(Progress::Line(0.25, "GPL-3 at 1024", 20),
-            "[#####...............]  25 %  GPL-3 at 1024, 1:00 left");
-  EXPECT_EQ(Progress::Line(0, "a", 0), "[....................]   0 %  a");
-  EXPECT_EQ(Progress::Line(1, "a", 9), "[####################] 100 %  a");
 }
 
 }  // namespace

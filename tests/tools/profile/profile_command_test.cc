@@ -10,7 +10,7 @@
 #include "common/selector/dtype.h"
 #include "common/selector/parameters.h"
 #include "common/transfer/profile.h"
-#include "tests/fakes/temp_path.h"
+#include "tests/fakes/temp_folder.h"
 #include "tests/tools/profile/tiny_model.h"
 #include "tools/command.h"
 #include "tools/profile/selection_run.h"
@@ -32,15 +32,15 @@ std::string ReadFile(const std::string& path) {
 class ProfileCommandTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    folder_ = fakes::TempPath("profile_command_test");
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
+    temp_ = std::make_unique<fakes::TempFolder>();
+    folder_ = temp_->path();
     model_ = MakeTinyModel(folder_);
     for (int i = 0; i < 3; ++i) {
       std::ofstream out(Text(i));
       for (int j = 0; j < 400; ++j) out << (j * (7 + i) % 23) * 31 << " of " << j % (5 + i) << "; ";
     }
   }
+  static void TearDownTestSuite() { temp_.reset(); }
   static std::string Text(int i) { return folder_ + "/text" + std::to_string(i); }
   static std::string File(const std::string& name) { return folder_ + "/" + name; }
   static int Run(Args args) {
@@ -72,6 +72,7 @@ class ProfileCommandTest : public testing::Test {
     return ids;
   }
 
+  static inline std::unique_ptr<fakes::TempFolder> temp_;
   static inline std::string folder_;
   static inline std::string model_;
 };
@@ -225,8 +226,8 @@ TEST_F(ProfileCommandTest, ExactScoresSelectTheTokensOfTheGreatestProducts) {
 }
 
 TEST(TextsTest, PromptsComeFromEvenlySpreadPlaces) {
-  const std::string folder = fakes::TempPath("texts_test");
-  std::filesystem::create_directories(folder);
+  const fakes::TempFolder made;
+  const std::string folder = made.path();
   const auto model = model::Model::Open(MakeTinyModel(folder));
   ASSERT_TRUE(model.ok()) << model.status();
   const auto tokenizer = tokenizer::Tokenizer::Create((*model)->tokenizer_data());

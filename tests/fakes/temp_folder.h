@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-namespace smartgen::model {
+namespace smartgen::fakes {
 
 class TempFolder {
  public:
@@ -36,4 +36,4 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
-}  // namespace smartgen::model
+}  // namespace smartgen::fakes
