@@ -188,8 +188,8 @@ class DecodeEngine {
   bool LeaveHandover(const RequestPtr& request);
   void EnterReading(const RequestPtr& request);
   void GiveCredit(const RequestPtr& request);
-  // Credit whose bytes do not come was spent on messages that were lost (or that came by another
-  // path, as damaged ones do): without this it would be missing for ever. `came`: of the rest.
+  // Credit whose bytes do not come was spent on messages that were lost: without this it would be
+  // missing for ever. `came`: of the rest, intact or not.
   void WriteOffCredit(Request& request, int64_t came, uint64_t pairing_bytes);
   // Streams that may have to wait make their steps in cohorts of their own.
   struct Cohort {

@@ -216,7 +216,8 @@ void DecodeEngine::GiveCredit(const RequestPtr& request) {
       static_cast<int64_t>(std::ceil(ratio * static_cast<double>(all))) + token;
   const PrefillAttempt::Progress progress = request->remote.attempt->progress();
   const auto it = progress.path_bytes.find(transfer::Path::kSpeculative);
-  const auto came = it == progress.path_bytes.end() ? 0 : static_cast<int64_t>(it->second);
+  const uint64_t intact = it == progress.path_bytes.end() ? 0 : it->second;
+  const auto came = static_cast<int64_t>(intact + progress.damaged_rest_bytes);
   WriteOffCredit(*request, came, progress.pairing_bytes);
   // A step's worth at a time: what the link could not carry is not added up.
   const int64_t more = per_step - (request->reading->credited - came);

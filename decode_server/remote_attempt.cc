@@ -205,6 +205,7 @@ PrefillAttempt::Progress RemoteAttempt::progress() const {
   return {.bytes = stats.bytes,
           .pairing_bytes = session_->received_bytes(),
           .path_bytes = std::move(stats.bytes_by_path),
+          .damaged_rest_bytes = stats.corrupt_speculative_bytes,
           .link = session_->link()};
 }
 

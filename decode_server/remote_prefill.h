@@ -90,7 +90,8 @@ class PrefillAttempt {
     uint64_t bytes = 0;          // of this transfer, verified
     uint64_t pairing_bytes = 0;  // of all transfers of the pairing
     std::map<transfer::Path, uint64_t> path_bytes;
-    transfer::LinkEstimate link;  // as the prefill side sees it
+    uint64_t damaged_rest_bytes = 0;  // came on the speculative path and were damaged
+    transfer::LinkEstimate link;      // as the prefill side sees it
   };
   virtual ~PrefillAttempt() = default;
   virtual Progress progress() const = 0;

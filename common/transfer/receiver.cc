@@ -42,6 +42,15 @@ struct UnderWay {
   base::TimePoint begun{};           // if somebody watches the transfer
 };
 
+// Under the receiver's mutex.
+void CountCorrupt(const UnderWay& message) {
+  ReceiverStats& stats = message.transfer->stats;
+  ++stats.corrupt_messages;
+  if (message.head.path != Path::kSpeculative) return;
+  stats.corrupt_speculative_bytes +=
+      message.head.payload_bytes - message.arrival->duplicate_bytes();
+}
+
 void TellMoved(const UnderWay& message, uint64_t bytes, base::TimePoint now) {
   const WireHead& head = message.head;
   MovedMessage moved{.path = head.path,
@@ -373,7 +382,7 @@ void ReceiverImpl::OnPayload(Lane lane, std::span<const std::byte> /*bytes*/, Pl
     std::erase(under_way_, message);
     live = !message->transfer->ended;
     if (live && intact) Accept(*message, &callbacks);
-    if (live && !intact) ++message->transfer->stats.corrupt_messages;
+    if (live && !intact) CountCorrupt(*message);
   }
   if (intact) {
     if (live) HandOn(lane, *message, callbacks);

@@ -159,6 +159,8 @@ struct ReceiverStats {
   // Came again though local, or on the way: drained. Of metadata: handed on, but not counted above.
   uint64_t duplicate_bytes = 0;
   uint64_t corrupt_messages = 0;
+  uint64_t corrupt_speculative_bytes =
+      0;  // of these, on that path: what comes for them is on demand
   std::map<Path, uint64_t> bytes_by_path;
 };
 

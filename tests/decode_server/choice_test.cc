@@ -314,11 +314,15 @@ TEST_F(ChoiceTest, CreditForMessagesThatWereLostIsGivenAgain) {
   RunTo(11);
   EXPECT_EQ(attempt_->credit, 2 * step + step / 2);
   EXPECT_EQ(Fallbacks("credit_lost"), 1);
+  // Damaged bytes are fetched on demand: the link has carried them all the same.
+  attempt_->now.damaged_rest_bytes = static_cast<uint64_t>(step / 4);
+  RunTo(12);
+  EXPECT_EQ(attempt_->credit, 2 * step + step / 2 + step / 4);
   // It has the lowest lane: while others' bytes come it may be waiting behind them.
   for (int i = 0; i < 9; ++i) {
     clock_.Advance(options_.stall);
     ++attempt_->now.pairing_bytes;
-    RunTo(12 + static_cast<size_t>(i));
+    RunTo(13 + static_cast<size_t>(i));
   }
   EXPECT_EQ(Fallbacks("credit_lost"), 1);
 }

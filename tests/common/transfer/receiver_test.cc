@@ -230,6 +230,18 @@ TEST_F(ReceiverTest, TwoTransfersNeverWriteOneSharedPageAtOnce) {
   EXPECT_EQ(log_.count("layer 0"), 2);
 }
 
+TEST_F(ReceiverTest, OfDamagedBytesThoseOfTheSpeculativePathAreCountedApart) {
+  for (const Path path : {Path::kProactive, Path::kSpeculative, Path::kOnDemand}) {
+    WireHead head = Head(1, 16, 32);
+    head.path = path;
+    auto placement = Offer(head);
+    ASSERT_TRUE(placement.ok());
+    Complete(head, *std::move(placement), std::byte{0x5b});
+  }
+  EXPECT_EQ(receiver_->stats(id_).corrupt_messages, 3u);
+  EXPECT_EQ(receiver_->stats(id_).corrupt_speculative_bytes, Head(1, 16, 32).payload_bytes);
+}
+
 TEST_F(ReceiverTest, W2_ACorruptMessageMarksNothingAndIsAskedForAgain) {
   auto placement = Offer(Head(1, 16, 32));
   ASSERT_TRUE(placement.ok());
