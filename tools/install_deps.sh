@@ -3,6 +3,8 @@
 #
 #   tools/install_deps.sh          what building and running needs
 #   tools/install_deps.sh --dev    also what the tests and checks need (sanitizers, clang, pytest, ...)
+#   tools/install_deps.sh --cuda   also nvcc and NCCL from NVIDIA's Python wheels (500 MB, under build/),
+#                                  for the cuda preset where no CUDA Toolkit 13 is installed
 #
 # Run as root, or as a user who may use sudo.
 set -euo pipefail
@@ -18,11 +20,13 @@ dev=(clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev iproute2 procps)
 
 want=("${build[@]}")
 want_dev=0
+want_cuda=0
 for arg in "$@"; do
   case "$arg" in
     --dev) want+=("${dev[@]}"); want_dev=1 ;;
-    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "install_deps.sh: unknown argument \"$arg\" (know: --dev)" >&2; exit 2 ;;
+    --cuda) want_cuda=1 ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "install_deps.sh: unknown argument \"$arg\" (know: --dev, --cuda)" >&2; exit 2 ;;
   esac
 done
 
@@ -60,5 +64,29 @@ if [ "$want_dev" = 1 ]; then
     /usr/bin/python3 -m venv "$venv"
     "$venv/bin/pip" install -q --disable-pip-version-check -r "$root/tests/requirements.txt"
   fi
+fi
+
+# CUDA: wheels in a virtual environment, and build/cuda-toolkit, which looks like a CUDA_HOME.
+if [ "$want_cuda" = 1 ]; then
+  root=$(cd "$(dirname "$0")/.." && pwd)
+  venv="$root/build/cuda-venv"
+  home="$root/build/cuda-toolkit"
+  if [ ! -x "$home/bin/nvcc" ] || ! "$home/bin/nvcc" --version >/dev/null; then
+    mkdir -p "$root/build"
+    /usr/bin/python3 -m venv "$venv"
+    "$venv/bin/pip" install -q --disable-pip-version-check \
+      nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 \
+      nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-nccl-cu13==2.28.9
+    site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    # What the wheels lack: the unversioned names that linkers look for, lib64, NCCL among the rest.
+    cuda="$site/nvidia/cu13"
+    ln -sfn "$cuda" "$home"
+    ln -sfn lib "$cuda/lib64"
+    ln -sfn libcudart.so.13 "$cuda/lib/libcudart.so"
+    ln -sfn ../../nccl/include/nccl.h "$cuda/include/nccl.h"
+    for name in libnccl.so libnccl.so.2; do ln -sfn ../../nccl/lib/libnccl.so.2 "$cuda/lib/$name"; done
+    "$home/bin/nvcc" --version >/dev/null
+  fi
+  echo "CUDA: $home (CUDA_HOME for the cuda preset, which finds it by itself)"
 fi
 echo "All packages are installed."
