@@ -192,7 +192,7 @@ bool DecodeEngine::Step() {
   WatchAttempts();
   UpdateLoad();
   const bool advanced = AdvanceCohorts();
-  StartCohort();
+  StartCohorts();
   const bool decoded = RunDecodeStep();
   const bool prefilled = !local_.empty();
   if (prefilled) RunLocalChunk();
@@ -322,9 +322,9 @@ std::vector<DecodeEngine::Share> DecodeEngine::CollectBatch() {
     return request->state() == RequestState::kDecoding ||
            request->state() == RequestState::kHandover;
   };
-  for (const auto& request : ready) {
-    if (running(request)) GrowOrPreempt(request);
-  }
+  std::erase_if(ready, [&](const RequestPtr& request) {
+    return running(request) && !GrowOrPreempt(request);
+  });
   std::vector<Share> batch;
   for (const auto& request : ready) {
     if (request->state() == RequestState::kDecoding) batch.push_back({request, Part::kWhole});

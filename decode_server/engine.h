@@ -9,9 +9,11 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -106,6 +108,7 @@ class DecodeEngine {
   // Mode auto: the calibration says that the second token comes sooner without a prefill instance.
   bool SoonerHere(const Request& request) const;
   void Preempt(const RequestPtr& request);
+  // Room for the token whose KV the next step writes. False: no step now, or pre-empted.
   bool GrowOrPreempt(const RequestPtr& request);
   // engine_remote.cc
   void TryRemote(const RequestPtr& request);
@@ -207,9 +210,15 @@ class DecodeEngine {
   };
   // False if the step is made by handing it over, or later.
   bool GoesOnReading(const RequestPtr& request);
-  void StartCohort();
+  void StartCohorts();
+  void StartCohort(std::span<const RequestPtr> ready);
   bool AdvanceCohorts();
   void FinishCohort(Cohort& cohort, const absl::Status& status);
+  // The step that a request is in will never end, or its pages are wanted at once: it is dropped,
+  // and the others of its cohort make theirs again.
+  void DissolveCohortOf(const Request& request);
+  // Bytes that steps asked of an instance and that have not come.
+  std::shared_ptr<int64_t> OnDemandOf(const std::string& address);
   // engine.cc
   void StartLocal(const RequestPtr& request);
   void RunLocalChunk();
@@ -258,6 +267,11 @@ class DecodeEngine {
   std::vector<RequestPtr> active_;  // in order of arrival
   std::deque<RequestPtr> local_;    // kLocalPrefill, taking turns
   std::vector<std::shared_ptr<Cohort>> cohorts_;
+  std::map<std::string, std::weak_ptr<int64_t>> on_demand_;  // by instance, see OnDemandOf
+  // Nobody is pre-empted before, or until more pages are free: those of one that was come when its
+  // payloads under way have ended.
+  base::TimePoint drains_until_{};
+  int64_t drains_from_ = 0;    // free pages
   std::vector<float> logits_;  // max_batch rows
   Placement placement_;
   StepTimes step_times_;

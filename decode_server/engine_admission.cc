@@ -90,9 +90,16 @@ bool DecodeEngine::SoonerHere(const Request& request) const {
   return placement_.KeepHere(request.length() - cached, cached, peers.front(), load, now);
 }
 
-// Room for the token whose KV the next step writes.
 bool DecodeEngine::GrowOrPreempt(const RequestPtr& request) {
+  const base::TimePoint now = parts_.clock->Now();
+  std::optional<int64_t> free;
   while (!request->sequence->Reserve(request->length()).ok()) {
+    // The last one that gave way holds its pages by payloads under way: another would as well.
+    if (free == parts_.pool->free_pages()) {
+      drains_until_ = now + options_.stall;
+      drains_from_ = *free;
+    }
+    if (now < drains_until_ && parts_.pool->free_pages() <= drains_from_) return false;
     std::vector<uint64_t> serials;
     for (const auto& other : active_) serials.push_back(other->serial);
     const std::optional<size_t> victim = ChooseVictim(serials);
@@ -103,6 +110,7 @@ bool DecodeEngine::GrowOrPreempt(const RequestPtr& request) {
       SMARTGEN_LOG(warn, "decode",
                    "no KV room though nothing else runs: waiting for transfers to drain");
     }
+    free = parts_.pool->free_pages();
     Preempt(chosen);
     if (chosen == request) return false;
   }
@@ -118,6 +126,10 @@ void DecodeEngine::Preempt(const RequestPtr& request) {
   if (request->state() == RequestState::kDecoding || request->state() == RequestState::kReading ||
       request->state() == RequestState::kHandover) {
     request->stats.decode_seconds += base::ToSeconds(parts_.clock->Now() - request->decode_started);
+  }
+  if (transfer::Selects(request->spec.mode) && !request->force_local) {
+    CountFallback(*request, Fallback::kSelectionDropped,
+                  "pre-empted: what follows is computed here with full attention");
   }
   EndAttempt(*request);
   request->sequence.reset();

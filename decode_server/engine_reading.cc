@@ -10,6 +10,14 @@
 #include "decode_server/request_trace.h"
 
 namespace smartgen::decode_server {
+namespace {
+
+uint64_t OnDemandBytes(const PrefillAttempt::Progress& progress) {
+  const auto it = progress.path_bytes.find(transfer::Path::kOnDemand);
+  return it == progress.path_bytes.end() ? 0 : it->second;
+}
+
+}  // namespace
 
 absl::Status DecodeEngine::PrepareReading(const RequestPtr& request) {
   auto reading = std::make_shared<Request::Reading>();
@@ -153,6 +161,7 @@ bool DecodeEngine::LeaveHandover(const RequestPtr& request) {
     for (const transfer::LayerRange& range : missing) {
       owed += (range.end - range.begin) * parts_.pool->layout().TokenBytes(range.layer);
     }
+    handover.owed_bytes = owed;
     switch (ChooseSelectingStep(*request, owed)) {
       case StepKind::kSplit:
       case StepKind::kAttend:
@@ -170,8 +179,10 @@ bool DecodeEngine::LeaveHandover(const RequestPtr& request) {
   }
   // Another handed-over step would make another token whose keys are there: this one waits instead.
   const base::TimePoint now = parts_.clock->Now();
+  const PrefillAttempt::Progress progress = request->remote.attempt->progress();
   if (handover.held_since == base::TimePoint{}) {
     handover.held_since = now;
+    handover.held_bytes = OnDemandBytes(progress);
     // Not as lost ranges: most were not handed out there yet, they stand behind the prompt's.
     for (const transfer::LayerRange& range : missing) {
       const kv::HeadRange all_heads{.head = -1, .begin = range.begin, .end = range.end};
@@ -179,10 +190,24 @@ bool DecodeEngine::LeaveHandover(const RequestPtr& request) {
     }
     return true;
   }
-  if (now - handover.held_since <= options_.stall) return true;
+  if (OnDemandBytes(progress) != std::exchange(handover.held_bytes, OnDemandBytes(progress))) {
+    handover.held_since = now;
+  }
+  // On a thin link what is owed takes its time.
+  const double rate = progress.link.bytes_per_second;
+  const double way = rate > 0 ? static_cast<double>(handover.owed_bytes) / rate : 0;
+  if (now - handover.held_since <= options_.stall + base::FromSeconds(way)) return true;
   handover.held_since = {};  // they were lost: on by another step, and tried again with the next
   request->remote.attempt->FetchRanges(missing);
   return false;
+}
+
+std::shared_ptr<int64_t> DecodeEngine::OnDemandOf(const std::string& address) {
+  std::erase_if(on_demand_, [](const auto& one) { return one.second.expired(); });
+  std::weak_ptr<int64_t>& kept = on_demand_[address];
+  std::shared_ptr<int64_t> bytes = kept.lock();
+  if (bytes == nullptr) kept = bytes = std::make_shared<int64_t>(0);
+  return bytes;
 }
 
 void DecodeEngine::EnterReading(const RequestPtr& request) {
@@ -195,6 +220,7 @@ void DecodeEngine::EnterReading(const RequestPtr& request) {
   options.max_retries = options_.max_fetches;
   options.parallel = request->spec.transfer.parallel;
   options.trace = request->spec.trace;
+  options.asked_bytes = OnDemandOf(request->remote.address);
   reading.reader = std::make_unique<RemoteReader>(options, request->remote.attempt,
                                                   request->sequence, parts_.clock);
   reading.read.remote = reading.reader.get();
@@ -269,24 +295,29 @@ bool DecodeEngine::GoesOnReading(const RequestPtr& request) {
   return true;
 }
 
-void DecodeEngine::StartCohort() {
+void DecodeEngine::StartCohorts() {
   std::vector<RequestPtr> ready;
   for (const auto& request : active_) {
     if (request->state() != RequestState::kReading || request->reading->under_way) continue;
     ready.push_back(request);
   }
-  for (const auto& request : ready) {
-    if (request->state() != RequestState::kReading) continue;  // pre-empted by one before
-    if (request->remote.kv_complete) {
-      EnterDecoding(request);
-    } else {
-      GrowOrPreempt(request);
-    }
-  }
+  std::erase_if(ready, [this](const RequestPtr& request) {
+    if (request->state() != RequestState::kReading) return true;  // pre-empted by one before
+    if (!request->remote.kv_complete) return !GrowOrPreempt(request);
+    EnterDecoding(request);
+    return true;
+  });
   std::erase_if(ready, [this](const RequestPtr& request) {
     return request->state() != RequestState::kReading || !GoesOnReading(request);
   });
-  if (ready.empty()) return;
+  const auto apart =
+      std::stable_partition(ready.begin(), ready.end(),
+                            [](const RequestPtr& request) { return !request->reading->alone; });
+  if (apart != ready.begin()) StartCohort({ready.begin(), apart});
+  for (auto it = apart; it != ready.end(); ++it) StartCohort({&*it, 1});
+}
+
+void DecodeEngine::StartCohort(std::span<const RequestPtr> ready) {
   auto cohort = std::make_shared<Cohort>();
   const auto vocab = static_cast<size_t>(parts_.executor->config().vocab_size);
   cohort->logits.resize(ready.size() * vocab);
@@ -310,7 +341,10 @@ void DecodeEngine::StartCohort() {
   }
   auto run = parts_.executor->StartStep(slots);
   if (!run.ok()) {
-    for (const auto& request : ready) Fail(request, base::Annotate(run.status(), "decode step"));
+    for (const auto& member : cohort->members) member.reading->under_way = false;
+    if (ready.size() == 1) return Fail(ready[0], base::Annotate(run.status(), "decode step"));
+    // One that cannot be computed must not take the others with it.
+    for (const auto& request : ready) StartCohort({&request, 1});
     return;
   }
   cohort->run = *std::move(run);
@@ -321,6 +355,7 @@ bool DecodeEngine::AdvanceCohorts() {
   bool advanced = false;
   const auto cohorts = cohorts_;
   for (const auto& cohort : cohorts) {
+    if (cohort->run == nullptr) continue;  // dissolved by one before
     const base::TimePoint begin = parts_.clock->Now();
     const auto state = cohort->run->Advance();
     if (state.ok() && *state == executor::StepRun::State::kWaiting) {
@@ -339,6 +374,20 @@ bool DecodeEngine::AdvanceCohorts() {
   return advanced;
 }
 
+void DecodeEngine::DissolveCohortOf(const Request& request) {
+  if (request.reading == nullptr || !request.reading->under_way) return;
+  const auto it = std::find_if(cohorts_.begin(), cohorts_.end(), [&](const auto& cohort) {
+    return std::any_of(cohort->members.begin(), cohort->members.end(),
+                       [&](const auto& member) { return member.reading == request.reading; });
+  });
+  if (it == cohorts_.end()) return;
+  const std::shared_ptr<Cohort> cohort = *it;
+  cohorts_.erase(it);
+  cohort->run.reset();
+  for (const auto& member : cohort->members) member.reading->under_way = false;
+  cohort->members.clear();
+}
+
 void DecodeEngine::FinishCohort(Cohort& cohort, const absl::Status& status) {
   const auto vocab = static_cast<size_t>(parts_.executor->config().vocab_size);
   for (size_t i = 0; i < cohort.members.size(); ++i) {
@@ -353,14 +402,21 @@ void DecodeEngine::FinishCohort(Cohort& cohort, const absl::Status& status) {
       continue;
     }
     if (!status.ok()) {
-      // Another member's failure: this one's step is made again. Its own: it ends.
+      // Another member's failure: this one's step is made again. Nobody's that one knows of: each
+      // makes it again alone, and fails by itself.
       const bool others = std::any_of(
           cohort.members.begin(), cohort.members.end(), [](const Cohort::Member& other) {
             return other.reading->reader != nullptr && !other.reading->reader->failure().ok();
           });
-      if (!others) Fail(request, base::Annotate(status, "decode step"));
+      if (others) continue;
+      if (cohort.members.size() == 1) {
+        Fail(request, base::Annotate(status, "decode step"));
+      } else {
+        member.reading->alone = true;
+      }
       continue;
     }
+    member.reading->alone = false;
     const executor::SlotRead& read = member.reading->read;
     TraceStepRead(*request, read);
     request->stats.selected_entries += read.selected_entries;

@@ -8,6 +8,11 @@
 #include "decode_server/request_trace.h"
 
 namespace smartgen::decode_server {
+namespace {
+
+constexpr double kMaxPlannedSeconds = 24 * 3600;  // what a peer can make us believe
+
+}  // namespace
 
 void DecodeEngine::TryRemote(const RequestPtr& request) {
   std::vector<std::string> candidates = parts_.directory->Healthy(request->spec.prefill_ranking);
@@ -84,11 +89,13 @@ AttemptEvents DecodeEngine::MakeEvents(const RequestPtr& request) {
   events.on_started = [this, post, request](int64_t cached, double queued) {
     post([this, request, cached, queued] {
       request->remote.started = true;
-      request->remote.cached = cached;
+      // Of what it was asked to have; a number beyond is no use to anybody.
+      request->remote.cached = std::clamp<int64_t>(cached, 0, request->remote.prompt_end);
       request->remote.renewed_at = parts_.clock->Now();
       placement_.Queued(request->remote.address, queued, parts_.clock->Now());
       request->stats.cached_tokens =
-          std::max(request->stats.cached_tokens, std::min(cached, request->stats.prompt_tokens));
+          std::max(request->stats.cached_tokens,
+                   std::min(request->remote.cached, request->stats.prompt_tokens));
     });
   };
   events.on_token = [this, post, request](sampling::SampledToken token) {
@@ -121,6 +128,7 @@ AttemptEvents DecodeEngine::MakeEvents(const RequestPtr& request) {
 }
 
 void DecodeEngine::EndAttempt(Request& request) {
+  DissolveCohortOf(request);
   if (request.remote.attempt == nullptr) return;
   // Ended first, so that what is counted is all there will be.
   request.remote.attempt->End();
@@ -265,11 +273,15 @@ void DecodeEngine::WatchAttempts() {
 
 void DecodeEngine::WatchTransfer(const RequestPtr& request, base::TimePoint now) {
   auto& remote = request->remote;
+  // The link may be as slow as the plan has it; one that is not as planned has its time beyond.
+  const double plan = remote.plan.transfer_seconds;  // may be no number
+  const base::Duration planned =
+      2 * base::FromSeconds(plan > 0 ? std::min(plan, kMaxPlannedSeconds) : 0);
   if (request->state() == RequestState::kReceiving &&
-      now - remote.token_at > options_.transfer_timeout) {
+      now - remote.token_at > options_.transfer_timeout + planned) {
     AttemptFailed(request, Fallback::kTransferTimeout,
                   base::DeadlineExceeded("KV was not complete {:g} s after the token",
-                                         base::ToSeconds(options_.transfer_timeout)));
+                                         base::ToSeconds(now - remote.token_at)));
     return;
   }
   if (!Stalled(*request, now)) return;

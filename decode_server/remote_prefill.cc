@@ -22,6 +22,8 @@ std::string_view FallbackName(Fallback reason) {
       return "transfer_stalled";
     case Fallback::kTransferTimeout:
       return "transfer_timeout";
+    case Fallback::kSelectionDropped:
+      return "selection_dropped";
     case Fallback::kHandoverTimeout:
       return "handover_timeout";
   }

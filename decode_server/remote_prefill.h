@@ -34,6 +34,7 @@ enum class Fallback {
   kTransferStalled,     // KV did not come though asked for again
   kTransferTimeout,     // KV did not come in time
   kHandoverTimeout,     // a handed-over step got no answer though asked for again
+  kSelectionDropped,    // pre-empted: it goes on with full attention
 };
 std::string_view FallbackName(Fallback reason);
 // From what a Prefill call ended with.

@@ -1,14 +1,32 @@
 #include "decode_server/remote_reader.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace smartgen::decode_server {
 
+RemoteReader::RemoteReader(Options options, std::shared_ptr<PrefillAttempt> attempt,
+                           std::shared_ptr<kv::KvSequence> sequence, const base::Clock* clock)
+    : options_(std::move(options)),
+      attempt_(std::move(attempt)),
+      sequence_(std::move(sequence)),
+      clock_(clock),
+      asked_bytes_(options_.asked_bytes != nullptr ? options_.asked_bytes
+                                                   : std::make_shared<int64_t>(0)) {}
+
+RemoteReader::~RemoteReader() { Forget(); }
+
 void RemoteReader::BeginStep(int64_t position) {
   position_ = position;
-  waits_.clear();
+  Forget();
   shipped_.clear();
+}
+
+void RemoteReader::Forget() {
+  for (auto& [layer, wait] : waits_) Count(wait, 0);
+  waits_.clear();
 }
 
 bool RemoteReader::Here(int layer, const kv::HeadRange& range) const {
@@ -20,15 +38,44 @@ bool RemoteReader::Here(int layer, const kv::HeadRange& range) const {
 
 absl::Status RemoteReader::Fetch(int layer, std::span<const kv::HeadRange> ranges) {
   Wait& wait = waits_[layer];
-  for (const kv::HeadRange& range : ranges) {
-    // Asked for ahead of need already.
-    const bool known = std::any_of(wait.ranges.begin(), wait.ranges.end(), [&](const auto& other) {
-      return other.head == range.head && other.begin <= range.begin && range.end <= other.end;
-    });
-    if (!known) wait.ranges.push_back(range);
+  for (size_t i = 0; i < ranges.size();) {
+    const int head = ranges[i].head;
+    // What was asked for ahead of need already. Both ascend.
+    std::vector<kv::HeadRange>& known = wait.known[head];
+    const auto before = static_cast<std::ptrdiff_t>(known.size());
+    auto it = known.begin();
+    std::vector<kv::HeadRange> fresh;
+    for (; i < ranges.size() && ranges[i].head == head; ++i) {
+      while (it != known.end() && it->end < ranges[i].end) ++it;
+      if (it == known.end() || it->begin > ranges[i].begin) fresh.push_back(ranges[i]);
+    }
+    wait.ranges.insert(wait.ranges.end(), fresh.begin(), fresh.end());
+    known.insert(known.end(), fresh.begin(), fresh.end());
+    std::inplace_merge(known.begin(), known.begin() + before, known.end(),
+                       [](const auto& a, const auto& b) { return a.begin < b.begin; });
   }
   AskNext(layer, wait);
   return absl::OkStatus();
+}
+
+void RemoteReader::Ask(int layer, std::span<const kv::HeadRange> ranges, bool again) {
+  for (size_t begin = 0; begin < ranges.size(); begin += kRangesPerMessage) {
+    const size_t count = std::min(kRangesPerMessage, ranges.size() - begin);
+    attempt_->FetchHeads(layer, ranges.subspan(begin, count), again);
+  }
+}
+
+int64_t RemoteReader::Bytes(int layer, std::span<const kv::HeadRange> ranges) const {
+  const kv::KvLayout& layout = sequence_->layout();
+  const int64_t head_bytes =
+      layout.TokenBytes(layer) / layout.layers[static_cast<size_t>(layer)].kv_heads;
+  int64_t bytes = 0;
+  for (const kv::HeadRange& range : ranges) bytes += (range.end - range.begin) * head_bytes;
+  return bytes;
+}
+
+void RemoteReader::Count(Wait& wait, int64_t bytes) {
+  *asked_bytes_ += bytes - std::exchange(wait.asked_bytes, bytes);
 }
 
 void RemoteReader::AskNext(int layer, Wait& wait) {
@@ -40,9 +87,9 @@ void RemoteReader::AskNext(int layer, Wait& wait) {
     until = wait.asked;
     while (until < wait.ranges.size() && wait.ranges[until].head == head) ++until;
   }
-  attempt_->FetchHeads(
-      layer, std::span<const kv::HeadRange>(wait.ranges).subspan(wait.asked, until - wait.asked),
-      false);
+  const auto next = std::span<const kv::HeadRange>(wait.ranges).first(until).subspan(wait.asked);
+  Ask(layer, next, false);
+  Count(wait, wait.asked_bytes + Bytes(layer, next));
   if (options_.trace != nullptr) {
     for (size_t i = wait.asked; i < until; ++i) {
       ++wait.asked_ranges;
@@ -60,6 +107,7 @@ absl::StatusOr<bool> RemoteReader::Fetched(int layer) {
   Wait& wait = it->second;
   // In the order asked for, which is about the order in which they come.
   while (wait.asked > 0 && Here(layer, wait.ranges[wait.asked - 1])) {
+    Count(wait, wait.asked_bytes - Bytes(layer, {&wait.ranges[wait.asked - 1], 1}));
     wait.ranges.erase(wait.ranges.begin() + static_cast<int64_t>(--wait.asked));
   }
   if (wait.asked == 0 && !wait.ranges.empty()) AskNext(layer, wait);
@@ -76,30 +124,22 @@ absl::StatusOr<bool> RemoteReader::Fetched(int layer) {
     wait.bytes = progress.bytes;
     wait.asked_at = clock_->Now();
   }
-  ASSIGN_OR_RETURN(const bool again,
-                   AskAgain(layer, wait.asked_at, Way(layer, wait, progress.link.bytes_per_second),
-                            wait.retries));
+  ASSIGN_OR_RETURN(const bool again, AskAgain(layer, wait.asked_at,
+                                              Way(progress.link.bytes_per_second), wait.retries));
   if (again) {
     wait.asked_at = clock_->Now();
     std::vector<kv::HeadRange> missing;
     for (size_t i = 0; i < wait.asked; ++i) {
       if (!Here(layer, wait.ranges[i])) missing.push_back(wait.ranges[i]);
     }
-    attempt_->FetchHeads(layer, missing, true);
+    Ask(layer, missing, true);
   }
   return false;
 }
 
-base::Duration RemoteReader::Way(int layer, const Wait& wait, double bytes_per_second) const {
+base::Duration RemoteReader::Way(double bytes_per_second) const {
   if (bytes_per_second <= 0) return base::Duration(0);
-  const kv::KvLayout& layout = sequence_->layout();
-  const int64_t head_bytes =
-      layout.TokenBytes(layer) / layout.layers[static_cast<size_t>(layer)].kv_heads;
-  int64_t bytes = 0;
-  for (size_t i = 0; i < wait.asked; ++i) {
-    bytes += (wait.ranges[i].end - wait.ranges[i].begin) * head_bytes;
-  }
-  return base::FromSeconds(static_cast<double>(bytes) / bytes_per_second);
+  return base::FromSeconds(static_cast<double>(*asked_bytes_) / bytes_per_second);
 }
 
 absl::StatusOr<bool> RemoteReader::AskAgain(int layer, base::TimePoint asked_at, base::Duration way,
@@ -152,6 +192,15 @@ absl::StatusOr<bool> RemoteReader::Attended(int layer, std::span<float> out, std
       failure_ =
           base::InvalidArgument("layer {}: the answer to a shipped query has {} values, want {}",
                                 layer, shipped.answer.size(), out.size() + lse.size());
+      return failure_;
+    }
+    for (size_t h = 0; h < lse.size(); ++h) {
+      // They have tokens, so there is a sum; one number that is none would spoil the whole stream.
+      const float sum = shipped.answer[out.size() + h];
+      if (std::isfinite(sum)) continue;
+      failure_ = base::DataLoss(
+          "layer {}: answer to a shipped query: want finite log-sum-exps, got {} for query head {}",
+          layer, sum, h);
       return failure_;
     }
     std::copy_n(shipped.answer.begin(), out.size(), out.begin());

@@ -18,18 +18,23 @@ namespace smartgen::decode_server {
 
 class RemoteReader final : public kv::RemoteKv {
  public:
+  // Of a Fetch message; prefill sides take more.
+  static constexpr size_t kRangesPerMessage = 1 << 16;
+
   struct Options {
     base::Duration stall = std::chrono::seconds(1);  // without an answer: asked again
     int max_retries = 3;                             // asked in vain so often: an error
     bool parallel = true;                            // false: one head's entries after the other's
     trace::TracePtr trace;                           // null: not traced
+    // Bytes that all readers have asked of the same instance and that have not come: their answers
+    // stand in one queue. Null: this one is alone.
+    std::shared_ptr<int64_t> asked_bytes;
   };
   RemoteReader(Options options, std::shared_ptr<PrefillAttempt> attempt,
-               std::shared_ptr<kv::KvSequence> sequence, const base::Clock* clock)
-      : options_(options),
-        attempt_(std::move(attempt)),
-        sequence_(std::move(sequence)),
-        clock_(clock) {}
+               std::shared_ptr<kv::KvSequence> sequence, const base::Clock* clock);
+  ~RemoteReader();
+  RemoteReader(const RemoteReader&) = delete;
+  RemoteReader& operator=(const RemoteReader&) = delete;
 
   // What was asked for in an earlier step and not needed after all is forgotten.
   void BeginStep(int64_t position);
@@ -46,10 +51,12 @@ class RemoteReader final : public kv::RemoteKv {
 
  private:
   struct Wait {
-    std::vector<kv::HeadRange> ranges;  // that may not be here yet
-    size_t asked = 0;                   // so many of them were asked for
-    base::TimePoint asked_at{};         // or when bytes last came
-    uint64_t bytes = 0;                 // of the transfer, then
+    std::vector<kv::HeadRange> ranges;                // that may not be here yet
+    std::map<int, std::vector<kv::HeadRange>> known;  // by head, ascending: wanted in this step
+    int64_t asked_bytes = 0;     // of what was asked for and may not be here yet
+    size_t asked = 0;            // so many of them were asked for
+    base::TimePoint asked_at{};  // or when bytes last came
+    uint64_t bytes = 0;          // of the transfer, then
     int retries = 0;
     base::TimePoint first_asked_at{};  // for the trace, as what follows
     int64_t asked_ranges = 0;
@@ -67,9 +74,15 @@ class RemoteReader final : public kv::RemoteKv {
   bool Here(int layer, const kv::HeadRange& range) const;
   // Asks for the ranges that have not been asked for, all or the next head's.
   void AskNext(int layer, Wait& wait);
+  // In messages of a size that the prefill side takes.
+  void Ask(int layer, std::span<const kv::HeadRange> ranges, bool again);
+  int64_t Bytes(int layer, std::span<const kv::HeadRange> ranges) const;
+  // What was asked for and may not be here yet has become so many bytes.
+  void Count(Wait& wait, int64_t bytes);
+  void Forget();
   // The time that what was asked for and is not here takes on the link; 0 where its rate is
   // unknown.
-  base::Duration Way(int layer, const Wait& wait, double bytes_per_second) const;
+  base::Duration Way(double bytes_per_second) const;
   // True if it is time to ask again: nothing came for `way` and the stall. An error once that was
   // done too often.
   absl::StatusOr<bool> AskAgain(int layer, base::TimePoint asked_at, base::Duration way,
@@ -79,6 +92,7 @@ class RemoteReader final : public kv::RemoteKv {
   const std::shared_ptr<PrefillAttempt> attempt_;
   const std::shared_ptr<kv::KvSequence> sequence_;
   const base::Clock* const clock_;
+  const std::shared_ptr<int64_t> asked_bytes_;
   int64_t position_ = 0;
   int64_t retries_ = 0;
   absl::Status failure_;

@@ -123,7 +123,11 @@ class Request {
     std::vector<float> hidden;         // what goes there, then what came back
     base::TimePoint sent_at{};
     int retries = 0;
-    base::TimePoint held_since{};  // zero: no step waits for keys of tokens made there
+    // Since when nothing came of the keys, of tokens made there, that a step waits for; zero: none
+    // does.
+    base::TimePoint held_since{};
+    uint64_t held_bytes = 0;  // had come on demand then
+    int64_t owed_bytes = 0;   // of those keys and their values
   };
   // Steps that read a selection, or KV that is not here.
   struct Reading {
@@ -132,6 +136,7 @@ class Request {
     std::unique_ptr<RemoteReader> reader;                  // null: all is here
     executor::SlotRead read;
     bool under_way = false;  // in a cohort
+    bool alone = false;      // a cohort that it was in failed: the next is its own
     int64_t credited = 0;    // bytes of the rest that may have been sent
     int64_t came = 0;        // of these, when credit was given last
     // When credit was given or bytes for it came last.

@@ -1,7 +1,5 @@
 // How steps are made while KV is on the way: by what is soonest, with the same tokens whatever that
 // is.
-#include <cstring>
-
 #include "tests/decode_server/engine_fixture.h"
 
 namespace smartgen::decode_server {
@@ -48,19 +46,8 @@ class ChoiceTest : public EngineTest {
 
   // Entries that are there and not here.
   void Bring(int layer, const kv::HeadRange& range) {
-    kv::KvSequence& here = *attempt_->spec.sequence;
-    for (int head = 0; head < executor_options_.kv_heads; ++head) {
-      if (range.head >= 0 && range.head != head) continue;
-      for (int64_t token = range.begin; token < std::min(range.end, held_); ++token) {
-        if (here.HeadLocal(layer, head, token)) continue;
-        const auto from = there_->Segments(layer, head, token, token + 1);
-        const auto to = here.Segments(layer, head, token, token + 1);
-        for (size_t i = 0; i < to.size(); ++i) {
-          std::memcpy(to[i].data(), from[i].data(), to[i].size());
-        }
-        here.MarkHeadLocal(layer, head, token, token + 1);
-      }
-    }
+    CopyKv(*there_, *attempt_->spec.sequence, layer,
+           {.head = range.head, .begin = range.begin, .end = std::min(range.end, held_)});
   }
 
   // Makes the step that was handed over last; false if there is none to make.
@@ -409,6 +396,36 @@ TEST_F(MetadataTest, OnceItIsHereStepsSelect) {
   RunTo(24);
   ExpectTokens();
   EXPECT_EQ(Steps(StepKind::kFetch), 23);
+}
+
+// Keys of tokens made there, in a queue behind others on a thin link, are on their way for seconds.
+TEST_F(MetadataTest, KeysOfTokensMadeThereAreAskedForAgainOnlyAfterTheTimeTheyTake) {
+  layers_ = 4;
+  MakeSlow();
+  GenerateSpec spec = Spec(40, 24, Mode::kPartial);
+  spec.transfer.selection_budget = 1;
+  Begin(std::move(spec));
+  RunTo(6);  // without metadata: handed over
+  attempt_->on_fetch = [this](int, std::span<const kv::HeadRange>) { ++fetches_; };
+  const int64_t owed = 5 * pool_->layout().TokenBytes();
+  Link(static_cast<double>(owed) / 5);
+  SendMetadata();
+  engine_->Step();
+  EXPECT_GT(fetches_, 0);
+  for (int i = 0; i < 5; ++i) {
+    clock_.Advance(std::chrono::milliseconds(1100));
+    engine_->Step();
+    EXPECT_TRUE(attempt_->ranges_asked.empty()) << i;
+  }
+  // One of them comes: the others may.
+  attempt_->now.path_bytes[transfer::Path::kOnDemand] += 64;
+  engine_->Step();
+  clock_.Advance(std::chrono::milliseconds(5500));
+  engine_->Step();
+  EXPECT_TRUE(attempt_->ranges_asked.empty());
+  clock_.Advance(std::chrono::milliseconds(1000));
+  engine_->Step();
+  EXPECT_EQ(attempt_->ranges_asked.size(), 1u);
 }
 
 TEST_F(ChoiceTest, AStepThatIsHandedOverGivesTheLinkItsCredit) {

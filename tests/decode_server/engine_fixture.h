@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,7 +24,9 @@ class FakeAttempt final : public PrefillAttempt {
     ++fetches;
     return true;
   }
-  void FetchRanges(std::span<const transfer::LayerRange>) override {}
+  void FetchRanges(std::span<const transfer::LayerRange> ranges) override {
+    if (!ranges.empty()) ranges_asked.push_back({ranges.begin(), ranges.end()});
+  }
   void FetchHeads(int layer, std::span<const kv::HeadRange> ranges, bool) override {
     if (on_fetch) on_fetch(layer, ranges);
   }
@@ -56,6 +59,7 @@ class FakeAttempt final : public PrefillAttempt {
   std::function<void(int layer, std::span<const kv::HeadRange> ranges)> on_fetch;
   std::vector<SplitCall> splits;
   std::vector<std::vector<transfer::LayerRange>> metadata_asked;
+  std::vector<std::vector<transfer::LayerRange>> ranges_asked;
   int64_t credit = 0;
   std::vector<int32_t> tokens;
   AttemptEvents events;
@@ -156,6 +160,21 @@ class EngineTest : public ::testing::Test {
     attempt.events.on_token(*sampler.Sample(logits, static_cast<int64_t>(attempt.tokens.size())));
     attempt.events.on_done(true, 0);
     if (kv) attempt.events.on_complete();
+  }
+  // Entries of one sequence that the other has not; head -1: of all heads.
+  void CopyKv(kv::KvSequence& from, kv::KvSequence& to, int layer, const kv::HeadRange& range) {
+    for (int head = 0; head < executor_options_.kv_heads; ++head) {
+      if (range.head >= 0 && range.head != head) continue;
+      for (int64_t token = range.begin; token < range.end; ++token) {
+        if (to.HeadLocal(layer, head, token)) continue;
+        const auto source = from.Segments(layer, head, token, token + 1);
+        const auto target = to.Segments(layer, head, token, token + 1);
+        for (size_t i = 0; i < target.size(); ++i) {
+          std::memcpy(target[i].data(), source[i].data(), target[i].size());
+        }
+        to.MarkHeadLocal(layer, head, token, token + 1);
+      }
+    }
   }
   std::vector<int32_t> LocalTokens(GenerateSpec spec) {
     spec.mode = Mode::kLocal;

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "tests/decode_server/engine_fixture.h"
 
 namespace smartgen::decode_server {
@@ -156,6 +158,32 @@ TEST_F(EngineTest, ATransferThatTricklesForEverEndsAtItsTimeout) {
   }
   RunAll();
   EXPECT_EQ(Fallbacks("transfer_timeout"), 1);
+  EXPECT_TRUE(listener->finished);
+}
+
+TEST_F(EngineTest, AThinLinkHasTheTimeThatThePlanSays) {
+  directory_.healthy = {"a:1"};
+  Make();
+  const auto listener = Submit(Spec(40, 6));
+  engine_->Step();
+  FakeAttempt& attempt = *directory_.attempts[0];
+  attempt.events.on_plan({.transfer_seconds = 100});
+  Deliver(attempt, /*kv=*/false);
+  engine_->Step();
+  for (int i = 0; i < 250; ++i) {
+    attempt.now.bytes += 1;
+    clock_.Advance(std::chrono::seconds(1));
+    engine_->Step();
+  }
+  EXPECT_EQ(Fallbacks("transfer_timeout"), 0);
+  for (int i = 0; i < 20; ++i) {
+    attempt.now.bytes += 1;
+    clock_.Advance(std::chrono::seconds(1));
+    engine_->Step();
+  }
+  EXPECT_EQ(Fallbacks("transfer_timeout"), 1);
+  attempt.events.on_plan({.transfer_seconds = std::numeric_limits<double>::quiet_NaN()});
+  RunAll();
   EXPECT_TRUE(listener->finished);
 }
 

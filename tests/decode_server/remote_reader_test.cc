@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "tests/decode_server/engine_fixture.h"
 
 namespace smartgen::decode_server {
@@ -65,6 +67,57 @@ TEST_F(RemoteReaderTest, AThinLinkHasTheTimeThatItsBytesTake) {
   EXPECT_EQ(asked_, 1);
   EXPECT_TRUE(WaitsAfter(milliseconds(1001)));
   EXPECT_EQ(asked_, 2);
+}
+
+TEST_F(RemoteReaderTest, WhatOthersAskedForStandsInTheSameQueue) {
+  const auto shared = std::make_shared<int64_t>(0);
+  const RemoteReader::Options options{
+      .stall = milliseconds(1000), .max_retries = 1, .asked_bytes = shared};
+  RemoteReader other(options, attempt_, sequence_, &clock_);
+  reader_ = std::make_unique<RemoteReader>(options, attempt_, sequence_, &clock_);
+  const auto bytes = static_cast<double>(kTokens * pool_->layout().TokenBytes(0));
+  attempt_->now.link.bytes_per_second = bytes / 10;
+  const kv::HeadRange half[] = {{0, 0, kTokens}};
+  ASSERT_TRUE(other.Fetch(0, half).ok());
+  ASSERT_TRUE(reader_->Fetch(0, half).ok());
+  asked_ = 0;
+  EXPECT_TRUE(WaitsAfter(milliseconds(10'900)));  // 5 s for each
+  EXPECT_EQ(asked_, 0);
+  other.BeginStep(1);  // its answers came, or are not wanted
+  EXPECT_TRUE(WaitsAfter(milliseconds(1)));
+  EXPECT_EQ(asked_, 1);
+  reader_.reset();
+  EXPECT_EQ(*shared, 0);
+}
+
+// At long contexts a layer's selection is very many ranges: the prefill side takes no more than so
+// many in a message.
+TEST_F(RemoteReaderTest, ManyRangesAreSplitAndKnownOnesAreNotAskedForAgain) {
+  constexpr int64_t kRanges = 200'000;
+  std::vector<kv::HeadRange> ranges;
+  for (int64_t i = 0; i < kRanges; ++i) ranges.push_back({0, 2 * i, 2 * i + 1});
+  size_t most = 0;
+  size_t all = 0;
+  attempt_->on_fetch = [&](int, std::span<const kv::HeadRange> asked) {
+    most = std::max(most, asked.size());
+    all += asked.size();
+  };
+  ASSERT_TRUE(reader_->Fetch(0, ranges).ok());
+  EXPECT_LE(most, RemoteReader::kRangesPerMessage);
+  EXPECT_EQ(all, static_cast<size_t>(kRanges));
+  ASSERT_TRUE(reader_->Fetch(0, ranges).ok());
+  EXPECT_EQ(all, static_cast<size_t>(kRanges));
+}
+
+TEST_F(RemoteReaderTest, AnAnswerThatIsNoNumberIsThePeersFault) {
+  const std::vector<float> queries(8);
+  ASSERT_TRUE(reader_->Attend(0, 0, kTokens, queries).ok());
+  std::vector<float> answer(10, 1);
+  answer[9] = std::numeric_limits<float>::quiet_NaN();
+  reader_->OnReply(kTokens, 0, std::as_bytes(std::span<const float>(answer)));
+  std::vector<float> out(8), lse(2);
+  EXPECT_FALSE(reader_->Attended(0, out, lse).ok());
+  EXPECT_TRUE(absl::IsDataLoss(reader_->failure()));
 }
 
 }  // namespace

@@ -33,6 +33,8 @@ class FakeExecutor final : public executor::Executor {
     // Called before each layer of a prefill and before each decode step (layer -1): tests block or
     // count here.
     std::function<void(int layer)> before;
+    // Why a slot of a step cannot be computed; null: all can.
+    std::function<absl::Status(const executor::DecodeSlot& slot)> fails;
   };
 
   explicit FakeExecutor(Options options) : options_(std::move(options)) {
@@ -137,6 +139,7 @@ class FakeExecutor final : public executor::Executor {
     absl::Status Begin(const executor::DecodeSlot& slot) {
       const int layers = executor_->options_.layers;
       if (at_ == 0 && executor_->options_.before) executor_->options_.before(-1);
+      if (executor_->options_.fails) RETURN_IF_ERROR(executor_->options_.fails(slot));
       end_ = slot.layer_end < 0 ? layers : slot.layer_end;
       if (slot.layer_begin < 0 || slot.layer_begin > end_ || end_ > layers)
         return base::InvalidArgument("layers [{}, {})", slot.layer_begin, end_);
