@@ -48,8 +48,9 @@ void StatsToProto(const Stats& stats, v1::RequestStats* proto) {
 // call has ended.
 class Call final : public GenerateListener, public std::enable_shared_from_this<Call> {
  public:
-  Call(DecodeEngine* engine, metrics::Metrics* metrics, rpc::OpenCalls* open)
-      : engine_(engine), metrics_(metrics), open_(open) {}
+  Call(DecodeEngine* engine, metrics::Metrics* metrics, trace::TraceStore* traces,
+       rpc::OpenCalls* open)
+      : engine_(engine), metrics_(metrics), traces_(traces), open_(open) {}
 
   EventStream* Open() {
     stream_ = EventStream::Create([self = shared_from_this()] { self->OnCancel(); }, open_);
@@ -57,8 +58,10 @@ class Call final : public GenerateListener, public std::enable_shared_from_this<
   }
   void Submit(absl::StatusOr<GenerateSpec> spec) {
     if (!spec.ok()) return Failed(spec.status());
+    const trace::TracePtr trace = spec->trace;
     auto request = engine_->Submit(*std::move(spec), shared_from_this());
     if (!request.ok()) return Failed(request.status());
+    traces_->Keep(trace);
     bool cancelled = false;
     {
       base::MutexLock lock(mutex_);
@@ -111,6 +114,7 @@ class Call final : public GenerateListener, public std::enable_shared_from_this<
 
   DecodeEngine* const engine_;
   metrics::Metrics* const metrics_;
+  trace::TraceStore* const traces_;
   rpc::OpenCalls* const open_;
   std::shared_ptr<EventStream> stream_;
   base::Mutex mutex_;
@@ -131,7 +135,7 @@ void DecodeService::Flush(base::Duration patience) {
 
 grpc::ServerWriteReactor<v1::GenerateEvent>* DecodeService::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
-  const auto call = std::make_shared<Call>(parts_.engine, parts_.metrics, &open_);
+  const auto call = std::make_shared<Call>(parts_.engine, parts_.metrics, parts_.traces, &open_);
   EventStream* stream = call->Open();
   call->Submit(MakeSpec(*context, *request));
   return stream;

@@ -112,6 +112,8 @@ class DecodeEngine {
   bool GrowOrPreempt(const RequestPtr& request);
   // engine_remote.cc
   void TryRemote(const RequestPtr& request);
+  // What mode auto is with this instance.
+  Mode AutoMode(const Request& request, const std::string& address) const;
   absl::Status StartAttempt(const RequestPtr& request, const std::string& address);
   AttemptEvents MakeEvents(const RequestPtr& request);
   void EndAttempt(Request& request);
@@ -140,6 +142,7 @@ class DecodeEngine {
   void SendStep(const RequestPtr& request);
   void OnReply(const RequestPtr& request, uint64_t step, int layer,
                std::span<const std::byte> bytes);
+  void OnDeferred(const RequestPtr& request);
   void WatchHandover(const RequestPtr& request, base::TimePoint now);
   void FetchBorn(const RequestPtr& request);
   // From steps by selection to steps handed over.
@@ -268,6 +271,7 @@ class DecodeEngine {
   std::deque<RequestPtr> local_;    // kLocalPrefill, taking turns
   std::vector<std::shared_ptr<Cohort>> cohorts_;
   std::map<std::string, std::weak_ptr<int64_t>> on_demand_;  // by instance, see OnDemandOf
+  std::map<std::string, base::TimePoint> deferred_at_;  // by instance: it had no time for steps
   // Nobody is pre-empted before, or until more pages are free: those of one that was come when its
   // payloads under way have ended.
   base::TimePoint drains_until_{};

@@ -127,7 +127,7 @@ void DecodeEngine::Preempt(const RequestPtr& request) {
       request->state() == RequestState::kHandover) {
     request->stats.decode_seconds += base::ToSeconds(parts_.clock->Now() - request->decode_started);
   }
-  if (transfer::Selects(request->spec.mode) && !request->force_local) {
+  if (request->reading != nullptr && request->reading->selector != nullptr) {
     CountFallback(*request, Fallback::kSelectionDropped,
                   "pre-empted: what follows is computed here with full attention");
   }

@@ -72,7 +72,7 @@ transfer::StepOutlook DecodeEngine::LookAhead(const Request& request, int from) 
 
 bool DecodeEngine::MayChoose(const Request& request) const {
   const Handover handover = request.spec.transfer.handover;
-  return request.spec.mode == Mode::kSmartGen &&
+  return request.stats.mode == Mode::kSmartGen &&
          (handover == Handover::kAuto || handover == Handover::kAttend);
 }
 

@@ -2,6 +2,7 @@
 // here, the rest runs on the prefill side, and the output comes back.
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "common/base/log.h"
@@ -43,7 +44,7 @@ int DecodeEngine::LocalLayers(Request& request) {
 void DecodeEngine::SendStep(const RequestPtr& request) {
   auto& handover = request->handover;
   handover.phase = Request::Handover::Phase::kAway;
-  handover.sent_at = parts_.clock->Now();
+  handover.sent_at = handover.heard_at = parts_.clock->Now();
   const int64_t position = request->length() - 1;
   const int64_t held = std::min(request->outlook.held_there, position);
   const auto before = std::span<const int32_t>(request->tokens)
@@ -87,6 +88,14 @@ void DecodeEngine::OnReply(const RequestPtr& request, uint64_t step, int layer,
   handover.retries = 0;
 }
 
+void DecodeEngine::OnDeferred(const RequestPtr& request) {
+  request->handover.heard_at = deferred_at_[request->remote.address] = parts_.clock->Now();
+  request->handover.retries = 0;
+  if (request->reading != nullptr && request->reading->reader != nullptr) {
+    request->reading->reader->OnDeferred();
+  }
+}
+
 void DecodeEngine::WatchHandover(const RequestPtr& request, base::TimePoint now) {
   auto& handover = request->handover;
   if (handover.phase != Request::Handover::Phase::kAway) return;
@@ -95,7 +104,7 @@ void DecodeEngine::WatchHandover(const RequestPtr& request, base::TimePoint now)
       std::max<int64_t>(request->length() - 1 - request->outlook.held_there, 0);
   const base::Duration replays =
       base::FromSeconds(2 * static_cast<double>(replayed) * step_times_.step_seconds());
-  if (now - handover.sent_at <= options_.stall * (handover.retries + 1) + replays) return;
+  if (now - handover.heard_at <= options_.stall * (handover.retries + 1) + replays) return;
   if (handover.retries >= options_.max_fetches) {
     AttemptFailed(request, Fallback::kHandoverTimeout,
                   base::DeadlineExceeded("no answer to a split step though asked for {} times",
@@ -106,9 +115,9 @@ void DecodeEngine::WatchHandover(const RequestPtr& request, base::TimePoint now)
   parts_.metrics->GetCounter("handover_retries_total").Add();
   SMARTGEN_LOG(warn, "decode", "no answer to a split step from {}: asking again ({} of {})",
                request->remote.address, handover.retries, options_.max_fetches);
-  const base::TimePoint sent_at = handover.sent_at;
+  const auto times = std::pair(handover.sent_at, handover.heard_at);
   SendStep(request);  // what came back partly is overwritten; the input of the layer is still here
-  handover.sent_at = sent_at;
+  std::tie(handover.sent_at, handover.heard_at) = times;
   request->remote.attempt->FlushSteps();
 }
 

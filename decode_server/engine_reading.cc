@@ -21,7 +21,7 @@ uint64_t OnDemandBytes(const PrefillAttempt::Progress& progress) {
 
 absl::Status DecodeEngine::PrepareReading(const RequestPtr& request) {
   auto reading = std::make_shared<Request::Reading>();
-  if (transfer::Selects(request->spec.mode)) {
+  if (transfer::Selects(request->stats.mode)) {
     ASSIGN_OR_RETURN(reading->selector,
                      parts_.selectors->Get(request->spec.transfer.selector,
                                            request->spec.transfer.selection_budget));
@@ -229,7 +229,7 @@ void DecodeEngine::EnterReading(const RequestPtr& request) {
 
 void DecodeEngine::GiveCredit(const RequestPtr& request) {
   const auto& options = request->spec.transfer;
-  if (!options.speculation || request->spec.mode != Mode::kSmartGen) return;
+  if (!options.speculation || request->stats.mode != Mode::kSmartGen) return;
   const int64_t all = transfer::TravelBytes(
       parts_.pool->layout(), request->sequence->prefix_tokens(), request->remote.prompt_end);
   const double ratio = options.speculative_ratio > 0 ? options.speculative_ratio : 1;

@@ -42,6 +42,17 @@ void DecodeEngine::TryRemote(const RequestPtr& request) {
   StartLocal(request);
 }
 
+Mode DecodeEngine::AutoMode(const Request& request, const std::string& address) const {
+  const std::string& selection = request.spec.transfer.selection;
+  if (selection == "always") return Mode::kSmartGen;
+  // Lossless first: exact is full where the link hides the transfer.
+  const auto deferred = deferred_at_.find(address);
+  const bool has_time = deferred == deferred_at_.end() ||
+                        parts_.clock->Now() - deferred->second > kPatience * options_.stall;
+  if (has_time) return Mode::kExact;
+  return selection == "never" ? Mode::kFull : Mode::kSmartGen;
+}
+
 absl::Status DecodeEngine::StartAttempt(const RequestPtr& request, const std::string& address) {
   AttemptSpec spec;
   spec.tokens = request->tokens;
@@ -54,9 +65,9 @@ absl::Status DecodeEngine::StartAttempt(const RequestPtr& request, const std::st
   spec.deadline = base::Deadline::Earlier(
       request->spec.deadline, base::Deadline::After(*parts_.clock, options_.prefill_timeout));
   spec.sequence = request->sequence;
-  // Lossless first: exact is full where the link hides the transfer.
-  const Mode mode = request->spec.mode == Mode::kAuto ? Mode::kExact : request->spec.mode;
-  spec.mode = mode;
+  const Mode mode =
+      request->spec.mode == Mode::kAuto ? AutoMode(*request, address) : request->spec.mode;
+  request->stats.mode = spec.mode = mode;
   spec.transfer = request->spec.transfer;
   spec.trace = request->spec.trace;
   request->remote = {};
@@ -71,7 +82,6 @@ absl::Status DecodeEngine::StartAttempt(const RequestPtr& request, const std::st
                    parts_.directory->Start(address, std::move(spec), MakeEvents(request)));
   request->remote.renewed_at = parts_.clock->Now();
   request->Advance(RequestState::kRemotePrefill);
-  request->stats.mode = mode;
   request->stats.prefill_address = address;
   return absl::OkStatus();
 }
@@ -115,6 +125,7 @@ AttemptEvents DecodeEngine::MakeEvents(const RequestPtr& request) {
       OnReply(request, step, layer, bytes);
     });
   };
+  events.on_deferred = [this, post, request] { post([this, request] { OnDeferred(request); }); };
   events.on_metadata = [this, post, request](int layer, int64_t begin, int64_t end, bool header,
                                              std::vector<std::byte> bytes) {
     post([this, request, layer, begin, end, header, bytes = std::move(bytes)] {
@@ -216,7 +227,7 @@ void DecodeEngine::OnComplete(const RequestPtr& request) {
   request->remote.kv_complete = true;
   trace::Mark(request->spec.trace, trace::Kind::kAllLocal);
   request->stats.all_local_seconds = base::ToSeconds(parts_.clock->Now() - request->arrival);
-  const bool speculative = request->spec.mode == Mode::kSmartGen &&
+  const bool speculative = request->stats.mode == Mode::kSmartGen &&
                            request->spec.transfer.speculation &&
                            request->state() != RequestState::kRemotePrefill;
   if (speculative) {

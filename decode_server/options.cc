@@ -18,6 +18,8 @@ void Options::Bind(config::Binder& b) {
   b.Choice("handover", &handover, {"auto", "split", "attend", "none"},
            "steps while KV is on the way: the prefill side runs layers, attends for queries, or "
            "neither; auto: the soonest");
+  b.Choice("selection", &transfer.selection, {"when_needed", "never", "always"},
+           "mode auto: whether steps may read a selection of the KV");
   b.Choice("selector", &transfer.selector, {"dense", "quest", "hata", "infinigen"},
            "which KV a step reads, in modes that select");
   b.Field("selector_parameters", &selector_parameters,

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/address.h"
 #include "common/base/log.h"
 #include "common/config/version.h"
 #include "common/rpc/convert.h"
@@ -10,11 +11,7 @@
 #include "decode_server/remote_attempt.h"
 
 namespace smartgen::decode_server {
-namespace {
-
-std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
-
-}  // namespace
+namespace {}  // namespace
 
 PairingSession::PairingSession(const PairingContext* context, std::string address,
                                std::shared_ptr<grpc::Channel> channel)
@@ -102,8 +99,9 @@ absl::Status PairingSession::Dial(const v1::HelloReply& reply) {
               key.begin());
   auto receiver = MakeReceiver(reply.incarnation());
   const auto deadline = base::Deadline::After(*context_->clock, context_->options.pairing_timeout);
-  ASSIGN_OR_RETURN(auto channel, context_->tcp->Connect(HostOf(address_), reply.data_port(), key,
-                                                        receiver, deadline));
+  ASSIGN_OR_RETURN(auto channel,
+                   context_->tcp->Connect(std::string(base::HostOf(address_)), reply.data_port(),
+                                          key, receiver, deadline));
   if (context_->options.wrap_channel) channel = context_->options.wrap_channel(std::move(channel));
   base::MutexLock lock(mutex_);
   if (down_) {
@@ -168,6 +166,9 @@ void PairingSession::OnMessage(const v1::ControlMessage& message) {
     case v1::ControlMessage::kAbort:
       attempt = Find(message.abort().transfer_id());
       break;
+    case v1::ControlMessage::kDeferred:
+      attempt = Find(message.deferred().transfer_id());
+      break;
     case v1::ControlMessage::kPlan:
       attempt = Find(message.plan().transfer_id());
       break;
@@ -191,6 +192,7 @@ void PairingSession::OnMessage(const v1::ControlMessage& message) {
   changed_.NotifyAll();
   if (attempt == nullptr) return;
   if (message.has_sent()) attempt->OnSent();
+  if (message.has_deferred()) attempt->OnDeferred();
   if (message.has_plan()) attempt->OnPlan(message.plan());
   if (message.has_abort()) attempt->OnAborted(message.abort().reason());
 }

@@ -179,6 +179,10 @@ void RemoteAttempt::OnSent() {
   if (!ended()) events_.on_sent();
 }
 
+void RemoteAttempt::OnDeferred() {
+  if (!ended()) events_.on_deferred();
+}
+
 void RemoteAttempt::OnAborted(const std::string& reason) {
   if (ended()) return;
   session_->context().metrics->GetCounter("kv_expired_total", {{"reason", "peer"}}).Add();

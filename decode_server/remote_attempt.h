@@ -35,6 +35,7 @@ class RemoteAttempt final : public PrefillAttempt,
   // From the session.
   void OnSent();
   void OnPlan(const v1::Plan& plan);
+  void OnDeferred();
   void OnAborted(const std::string& reason);
   void OnDown(const absl::Status& reason);
 

@@ -77,6 +77,8 @@ struct AttemptEvents {
   std::function<void()> on_arrival;
   // The answer to Split (layer as asked) or Attend.
   std::function<void(uint64_t step, int layer, std::vector<std::byte> bytes)> on_reply;
+  // What was asked for by Split or Attend waits for its turn there, and is not lost.
+  std::function<void()> on_deferred;
   // Selection metadata in the wire format (common/selector/metadata.h).
   std::function<void(int layer, int64_t begin, int64_t end, bool header,
                      std::vector<std::byte> bytes)>

@@ -183,6 +183,13 @@ void RemoteReader::OnReply(uint64_t step, int layer, std::span<const std::byte> 
   }
 }
 
+void RemoteReader::OnDeferred() {
+  for (auto& [layer, shipped] : shipped_) {
+    shipped.asked_at = clock_->Now();
+    shipped.retries = 0;
+  }
+}
+
 absl::StatusOr<bool> RemoteReader::Attended(int layer, std::span<float> out, std::span<float> lse) {
   const auto it = shipped_.find(layer);
   if (it == shipped_.end()) return base::Internal("layer {}: no query was shipped", layer);

@@ -39,6 +39,8 @@ class RemoteReader final : public kv::RemoteKv {
   // What was asked for in an earlier step and not needed after all is forgotten.
   void BeginStep(int64_t position);
   void OnReply(uint64_t step, int layer, std::span<const std::byte> bytes);
+  // Answers to shipped queries wait for their turn.
+  void OnDeferred();
   // Why an answer never came; OK: none was missed.
   const absl::Status& failure() const { return failure_; }
   int64_t retries() const { return retries_; }

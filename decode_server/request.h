@@ -122,6 +122,7 @@ class Request {
     std::vector<int64_t> local_until;  // by layer: tokens known to be here
     std::vector<float> hidden;         // what goes there, then what came back
     base::TimePoint sent_at{};
+    base::TimePoint heard_at{};  // the same, or when it was said that the step waits for its turn
     int retries = 0;
     // Since when nothing came of the keys, of tokens made there, that a step waits for; zero: none
     // does.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/base/address.h"
 #include "common/base/log.h"
 #include "common/config/version.h"
 #include "common/rpc/convert.h"
@@ -28,11 +29,14 @@ class ClosedWatch final : public channel::Receiver {
   const std::weak_ptr<PeerLink> link_;
 };
 
-// "ipv4:10.0.0.3:4711" -> "10.0.0.3"
-std::string HostOf(const std::string& peer) {
-  const std::string host = peer.substr(0, peer.rfind(':'));
-  const size_t scheme = host.find(':');
-  return scheme == std::string::npos ? host : host.substr(scheme + 1);
+// As gRPC names a peer: "ipv4:10.0.0.3:4711" -> "10.0.0.3", "ipv6:%5B::1%5D:4711" -> "::1".
+std::string PeerHost(const std::string& peer) {
+  std::string address = peer.substr(peer.find(':') + 1);
+  for (const auto& [code, bracket] : {std::pair("%5B", "["), std::pair("%5D", "]")}) {
+    const size_t at = address.find(code);
+    if (at != std::string::npos) address.replace(at, 3, bracket);
+  }
+  return std::string(base::HostOf(address));
 }
 
 }  // namespace
@@ -87,7 +91,7 @@ grpc::ServerBidiReactor<v1::ControlMessage, v1::ControlMessage>* ControlService:
   };
   auto link = std::make_shared<PeerLink>(std::move(link_context));
   ControlStream::Events events;
-  events.on_message = [this, link, host = HostOf(context->peer())](
+  events.on_message = [this, link, host = PeerHost(context->peer())](
                           ControlStream&, const v1::ControlMessage& message) {
     if (link->state() == PeerLink::State::kHello) {
       OnFirstMessage(link, host, message);

@@ -127,6 +127,8 @@ class PrefillEngine {
   // False if there was nothing to do, or it is not its turn.
   bool RunHandover();
   bool MayHandOver();
+  // To those whose steps wait since it may not; every half second that this lasts.
+  void TellDeferral();
   void RunSplits(std::vector<SplitStep> steps);
   struct RunningSplit;
   absl::Status CheckSplit(const Job& job, const SplitStep& step) const;
@@ -171,7 +173,8 @@ class PrefillEngine {
   double handover_credit_ = 0;
   base::TimePoint handover_credit_at_;
   bool handover_deferred_ = false;
-  bool handover_charged_ = false;  // prompts wait while the steps under way are made
+  bool handover_charged_ = false;       // prompts wait while the steps under way are made
+  base::TimePoint deferral_told_at_{};  // or begun
 
   kv::LeaseTable leases_;  // its callbacks use what stands above
   std::thread thread_;

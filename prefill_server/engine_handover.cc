@@ -2,6 +2,7 @@
 // prompts.
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "common/base/log.h"
@@ -14,6 +15,8 @@ namespace {
 // Handed-over steps may take this much at once after a quiet time, and owe this much at most.
 // What a quiet time saves up. A debt has no bound: what was taken is given back in full.
 constexpr double kMaxCreditSeconds = 0.2;
+// Well below the time after which the other side asks again.
+constexpr base::Duration kTellDeferral = std::chrono::milliseconds(500);
 // More steps than transfers can be are a broken peer's; the oldest is dropped (it asks again).
 constexpr size_t kMaxWaitingSteps = 4096;
 // Tokens made anew before a step: many times what the other side ever asks for.
@@ -84,8 +87,27 @@ bool PrefillEngine::MayHandOver() {
     handover_deferred_ = false;
     return true;
   }
-  if (!std::exchange(handover_deferred_, true)) hot_->handover_deferred.Add();
+  if (!std::exchange(handover_deferred_, true)) {
+    hot_->handover_deferred.Add();
+    deferral_told_at_ = now;
+  }
   return false;
+}
+
+void PrefillEngine::TellDeferral() {
+  const base::TimePoint now = parts_.clock->Now();
+  if (now - deferral_told_at_ < kTellDeferral) return;
+  deferral_told_at_ = now;
+  std::set<std::shared_ptr<Job>> jobs;
+  {
+    base::MutexLock lock(mutex_);
+    const auto add = [&](const base::TransferId& id) {
+      if (const auto it = jobs_.find(id); it != jobs_.end()) jobs.insert(it->second);
+    };
+    for (const SplitStep& step : splits_) add(step.id);
+    for (const AttendStep& step : attends_) add(step.id);
+  }
+  for (const auto& job : jobs) job->spec.link->NotifyDeferred(job->spec.id);
 }
 
 bool PrefillEngine::RunHandover() {
@@ -95,7 +117,10 @@ bool PrefillEngine::RunHandover() {
     base::MutexLock lock(mutex_);
     if (splits_.empty() && attends_.empty()) return false;
   }
-  if (!MayHandOver()) return false;
+  if (!MayHandOver()) {
+    TellDeferral();
+    return false;
+  }
   {
     base::MutexLock lock(mutex_);
     const auto limit = static_cast<size_t>(options_.max_handover_batch);

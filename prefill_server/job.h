@@ -64,6 +64,8 @@ class DecodeLink {
   virtual transfer::LinkEstimate estimate() const = 0;
   virtual void End(const base::TransferId& id) = 0;
   // Tells the other side that the transfer is over though it did not ask for that.
+  // Steps that the transfer asked for wait for their turn.
+  virtual void NotifyDeferred(const base::TransferId& id) = 0;
   virtual void NotifyAborted(const base::TransferId& id, std::string_view reason) = 0;
 };
 

@@ -426,7 +426,7 @@ void PeerLink::NotifyPlan(const base::TransferId& id, const DeliveryPlan& plan) 
 void PeerLink::End(const base::TransferId& id) {
   const auto sending = sender();
   if (sending == nullptr) return;
-  const transfer::SenderStats stats = sending->stats(id);
+  const transfer::SenderStats stats = sending->End(id);
   for (const auto& [path, bytes] : stats.bytes_by_path) {
     context_.metrics
         ->GetCounter("transfer_bytes_total",
@@ -437,7 +437,12 @@ void PeerLink::End(const base::TransferId& id) {
     context_.metrics->GetHistogram("transfer_segments")
         .Observe(static_cast<double>(stats.segments));
   }
-  sending->End(id);
+}
+
+void PeerLink::NotifyDeferred(const base::TransferId& id) {
+  v1::ControlMessage message;
+  message.mutable_deferred()->set_transfer_id(rpc::TransferIdBytes(id));
+  Send(std::move(message));
 }
 
 void PeerLink::NotifyAborted(const base::TransferId& id, std::string_view reason) {

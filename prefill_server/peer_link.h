@@ -74,6 +74,7 @@ class PeerLink final : public DecodeLink, public std::enable_shared_from_this<Pe
   void NotifyPlan(const base::TransferId& id, const DeliveryPlan& plan) override;
   transfer::LinkEstimate estimate() const override;
   void End(const base::TransferId& id) override;
+  void NotifyDeferred(const base::TransferId& id) override;
   void NotifyAborted(const base::TransferId& id, std::string_view reason) override;
 
  private:

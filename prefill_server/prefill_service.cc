@@ -19,8 +19,9 @@ using EventStream = rpc::ServerEventStream<v1::PrefillEvent>;
 // has ended.
 class Call final : public JobListener, public std::enable_shared_from_this<Call> {
  public:
-  Call(PrefillEngine* engine, metrics::Metrics* metrics, rpc::OpenCalls* open)
-      : engine_(engine), metrics_(metrics), open_(open) {}
+  Call(PrefillEngine* engine, metrics::Metrics* metrics, trace::TraceStore* traces,
+       rpc::OpenCalls* open)
+      : engine_(engine), metrics_(metrics), traces_(traces), open_(open) {}
 
   EventStream* Open() {
     stream_ = EventStream::Create([self = shared_from_this()] { self->OnCancel(); }, open_);
@@ -28,8 +29,10 @@ class Call final : public JobListener, public std::enable_shared_from_this<Call>
   }
   void Submit(absl::StatusOr<JobSpec> spec) {
     if (!spec.ok()) return Failed(spec.status());
+    const trace::TracePtr trace = spec->trace;
     auto job = engine_->Submit(*std::move(spec), shared_from_this());
     if (!job.ok()) return Failed(job.status());
+    traces_->Keep(trace);
     bool cancelled = false;
     {
       base::MutexLock lock(mutex_);
@@ -81,6 +84,7 @@ class Call final : public JobListener, public std::enable_shared_from_this<Call>
 
   PrefillEngine* const engine_;
   metrics::Metrics* const metrics_;
+  trace::TraceStore* const traces_;
   rpc::OpenCalls* const open_;
   std::shared_ptr<EventStream> stream_;
   base::Mutex mutex_;
@@ -101,7 +105,7 @@ void PrefillService::Flush(base::Duration patience) {
 
 grpc::ServerWriteReactor<v1::PrefillEvent>* PrefillService::Prefill(
     grpc::CallbackServerContext* context, const v1::PrefillRequest* request) {
-  const auto call = std::make_shared<Call>(parts_.engine, parts_.metrics, &open_);
+  const auto call = std::make_shared<Call>(parts_.engine, parts_.metrics, parts_.traces, &open_);
   EventStream* stream = call->Open();
   call->Submit(MakeSpec(*context, *request));
   return stream;

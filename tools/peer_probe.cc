@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "common/base/address.h"
 #include "common/base/ids.h"
 #include "common/channel/tcp/tcp_engine.h"
 #include "common/rpc/client.h"
@@ -14,15 +15,6 @@
 
 namespace smartgen::tools {
 namespace {
-
-std::string HostOf(const std::string& address) {
-  std::string host = address.substr(0, address.rfind(':'));
-  // A dialled address has no brackets: [::1]:7100.
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  }
-  return host;
-}
 
 absl::StatusOr<v1::ProbeReply> Ask(const std::string& peer, const rpc::Security& security,
                                    base::Duration timeout) {
@@ -57,9 +49,9 @@ absl::StatusOr<transfer::ProbeResult> Measure(const std::string& peer,
   options.max_bytes = std::min<uint64_t>(reply.max_bytes(), 1ull << 30);
   const auto client = std::make_shared<transfer::ProbeClient>(options);
   ASSIGN_OR_RETURN(const auto engine, channel::TcpEngine::Create({}, &clock));
-  ASSIGN_OR_RETURN(
-      const auto channel,
-      engine->Connect(HostOf(peer), static_cast<int>(reply.data_port()), key, client, deadline));
+  ASSIGN_OR_RETURN(const auto channel,
+                   engine->Connect(std::string(base::HostOf(peer)),
+                                   static_cast<int>(reply.data_port()), key, client, deadline));
   auto result = client->Run(*channel, deadline);
   channel->Close(base::Cancelled("measured"));
   return result;

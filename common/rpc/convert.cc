@@ -185,6 +185,7 @@ void ToProto(const transfer::RequestOptions& options, v1::TransferOptions* proto
   proto->set_selection_budget(options.selection_budget);
   proto->set_speculative_ratio(options.speculative_ratio);
   ToProto(options.handover, proto);
+  proto->set_selection(options.selection);
   proto->set_profile(options.profile);
   proto->set_parallel(options.parallel);
   proto->set_prefetch(options.prefetch);
@@ -197,6 +198,7 @@ absl::StatusOr<transfer::RequestOptions> FromProto(const v1::TransferOptions& pr
   if (proto.has_selector()) options.selector = proto.selector();
   if (proto.has_selection_budget()) options.selection_budget = proto.selection_budget();
   if (proto.has_speculative_ratio()) options.speculative_ratio = proto.speculative_ratio();
+  if (proto.has_selection()) options.selection = proto.selection();
   switch (proto.handover()) {
     case v1::TransferOptions::HANDOVER_UNSPECIFIED:
       break;

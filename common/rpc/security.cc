@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <fstream>
 #include <system_error>
+#include "common/base/address.h"
 
 namespace smartgen::rpc {
 namespace {
@@ -14,11 +15,6 @@ constexpr size_t kMaxPemBytes = 1 << 20;
 bool IsTokenCharacter(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
          std::string_view("-._~+/=").find(c) != std::string_view::npos;
-}
-
-std::string_view HostOf(std::string_view address) {
-  if (address.starts_with('[')) return address.substr(1, address.find(']') - 1);
-  return address.substr(0, address.rfind(':'));
 }
 
 }  // namespace
@@ -60,7 +56,7 @@ absl::Status Security::Check() const {
 
 bool IsLoopback(std::string_view address) {
   if (address.starts_with("unix:")) return true;
-  const std::string_view host = HostOf(address);
+  const std::string_view host = base::HostOf(address);
   if (host == "localhost" || host == "::1") return true;
   // Digits and dots only: 127.example.com is a name that may point anywhere.
   return host.starts_with("127.") &&

@@ -125,15 +125,18 @@ void TraceStore::Expire() {
   ExpireLocked();
 }
 
-TracePtr TraceStore::Begin(std::string_view id) {
+TracePtr TraceStore::Begin(std::string_view id) const {
   if (options_.max_requests == 0 || id.empty() || id.size() > kMaxIdBytes) return nullptr;
-  auto trace = std::make_shared<RequestTrace>(std::string(id), clock_,
-                                              static_cast<size_t>(options_.max_events));
+  return std::make_shared<RequestTrace>(std::string(id), clock_,
+                                        static_cast<size_t>(options_.max_events));
+}
+
+void TraceStore::Keep(TracePtr trace) {
+  if (trace == nullptr) return;
   base::MutexLock lock(mutex_);
   ExpireLocked();
   while (static_cast<int>(traces_.size()) >= options_.max_requests) DropOldestLocked();
-  traces_.push_back(trace);
-  return trace;
+  traces_.push_back(std::move(trace));
 }
 
 absl::StatusOr<std::vector<TracePtr>> TraceStore::Find(std::string_view id) {

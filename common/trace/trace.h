@@ -109,10 +109,13 @@ class TraceStore {
 
   TraceStore(Options options, const base::Clock* clock) : options_(options), clock_(clock) {}
 
-  // A new trace, for which the oldest gives way. Null if nothing is traced, or the id is empty or
-  // longer than kMaxIdBytes. Several may have the same id: choices of one request, new attempts.
-  TracePtr Begin(std::string_view id);
-  // In the order of their begins. NotFound says how to have one recorded.
+  // A new trace, which nobody finds yet: its request may be refused. Null if nothing is traced, or
+  // the id is empty or longer than kMaxIdBytes. Several may have the same id: choices of one
+  // request, new attempts.
+  TracePtr Begin(std::string_view id) const;
+  // Its request was taken: the oldest gives way to it. Null: nothing.
+  void Keep(TracePtr trace);
+  // In the order in which they were kept. NotFound says how to have one recorded.
   absl::StatusOr<std::vector<TracePtr>> Find(std::string_view id);
   // Lets go of what is older than `keep`.
   void Expire();

@@ -33,6 +33,10 @@ absl::Status RequestOptions::Check() const {
     return base::InvalidArgument("selector: want dense, quest, hata or infinigen, got \"{}\"",
                                  selector);
   }
+  if (selection != "when_needed" && selection != "never" && selection != "always") {
+    return base::InvalidArgument("selection: want when_needed, never or always, got \"{}\"",
+                                 selection);
+  }
   // Written so that no number fails as well.
   if (!(selection_budget > 0 && selection_budget <= 1)) {
     return base::InvalidArgument("selection_budget: want more than 0 and at most 1, got {}",

@@ -27,6 +27,9 @@ struct RequestOptions {
   // Share of the KV that is delivered in idle time a step, in [0, 1]; 0: as the idle time allows.
   double speculative_ratio = 0.1;
   Handover handover = Handover::kAuto;
+  // Mode auto: may steps read a selection? when_needed: where the prefill side has no time for
+  // steps that are handed over; never: then KV is waited for; always.
+  std::string selection = "when_needed";
   // Ablation.
   bool profile = true;      // which blocks are pushed; off: the first by position
   bool parallel = true;     // attention to what is here while the rest is fetched

@@ -107,7 +107,10 @@ absl::Status TransferSender::Impl::CheckFetch(const Transfer& transfer, int laye
       return base::InvalidArgument("transfer {}: layer {}: KV head {} of {}",
                                    transfer.id.ToString(), layer, range.head, heads);
     }
-    entries += std::min(range.end, transfer.sequence->capacity()) - range.begin;
+    // One range that begins beyond what there is would take others' entries off the sum.
+    const int64_t tokens =
+        std::max<int64_t>(std::min(range.end, transfer.sequence->capacity()) - range.begin, 0);
+    entries += tokens * (range.head < 0 ? heads : 1);
     if (entries > heads * transfer.sequence->capacity()) {
       return base::InvalidArgument("transfer {}: layer {}: more entries than there are",
                                    transfer.id.ToString(), layer);
@@ -283,13 +286,13 @@ absl::Status TransferSender::Impl::Reply(const base::TransferId& id, uint64_t st
                      id);
 }
 
-void TransferSender::Impl::End(const base::TransferId& id) {
+SenderStats TransferSender::Impl::End(const base::TransferId& id) {
   std::shared_ptr<Transfer> transfer;
   std::shared_ptr<kv::KvSequence> sequence;  // let go without the lock
   {
     base::MutexLock lock(mutex_);
     const auto it = transfers_.find(id);
-    if (it == transfers_.end()) return;
+    if (it == transfers_.end()) return {};
     transfer = std::move(it->second);
     transfers_.erase(it);
     sequence = std::exchange(transfer->sequence, nullptr);
@@ -298,12 +301,15 @@ void TransferSender::Impl::End(const base::TransferId& id) {
   }
   if (const UseChannel channel(this); channel) channel->CancelTag(transfer->tag);
   std::function<void()> then;
+  SenderStats stats;
   {
     base::MutexLock lock(mutex_);
     then = Conclude(*transfer);
+    stats = transfer->stats;
   }
   if (then) then();
   Pump();  // others may have what it had of the window
+  return stats;
 }
 
 void TransferSender::Impl::Detach() {
@@ -373,7 +379,7 @@ absl::Status TransferSender::Reply(const base::TransferId& id, uint64_t step, in
                                    std::vector<std::byte> bytes) {
   return impl_->Reply(id, step, layer, std::move(bytes));
 }
-void TransferSender::End(const base::TransferId& id) { impl_->End(id); }
+SenderStats TransferSender::End(const base::TransferId& id) { return impl_->End(id); }
 SenderStats TransferSender::stats(const base::TransferId& id) const { return impl_->Stats(id); }
 double TransferSender::busy_seconds() const { return impl_->BusySeconds(); }
 LinkEstimate TransferSender::link() const { return impl_->Link(); }

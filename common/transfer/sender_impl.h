@@ -39,7 +39,7 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
                         bool header, std::vector<std::byte> bytes);
   absl::Status Reply(const base::TransferId& id, uint64_t step, int layer,
                      std::vector<std::byte> bytes);
-  void End(const base::TransferId& id);
+  SenderStats End(const base::TransferId& id);
   // The sender is gone: ends all, and lets the channel go. Messages under way keep this object, but
   // not the channel, which may therefore end (and let go of what messages pin) before the memory
   // does.

@@ -141,8 +141,9 @@ class TransferSender {
   absl::Status Reply(const base::TransferId& id, uint64_t step, int layer,
                      std::vector<std::byte> bytes);
   // Nothing more is queued; what is queued and has not begun is dropped. Idempotent; the sequence
-  // is let go when the last begun message is out.
-  void End(const base::TransferId& id);
+  // is let go when the last begun message is out. Returns what the transfer has sent in all
+  // (nothing when it was ended before).
+  SenderStats End(const base::TransferId& id);
   SenderStats stats(const base::TransferId& id) const;
   LinkEstimate link() const;
   // How long, since the sender began, the channel has had something of it to hand to the network.

@@ -155,13 +155,14 @@ std::optional<bool> ReadSwitch(FieldReader& reader, std::string_view key) {
 }
 
 void ReadSmartGen(FieldReader& reader, ParsedRequest& out) {
-  constexpr std::array<std::string_view, 10> kKeys = {
-      "mode",    "selector", "selection_budget", "speculative_ratio", "handover",
+  constexpr std::array<std::string_view, 11> kKeys = {
+      "mode",    "selector", "selection_budget", "speculative_ratio", "handover", "selection",
       "profile", "parallel", "prefetch",         "speculation",       "trace"};
   constexpr std::array<std::string_view, 7> kModes = {"auto",     "full",    "local", "exact",
                                                       "smartgen", "partial", "random"};
   constexpr std::array<std::string_view, 4> kSelectors = {"dense", "quest", "hata", "infinigen"};
   constexpr std::array<std::string_view, 4> kHandovers = {"auto", "split", "attend", "none"};
+  constexpr std::array<std::string_view, 3> kSelections = {"when_needed", "never", "always"};
   const Json* object = reader.Find("smartgen");
   if (object == nullptr) return;
   if (!object->is_object()) {
@@ -181,6 +182,7 @@ void ReadSmartGen(FieldReader& reader, ParsedRequest& out) {
   TransferChoice& choice = out.transfer;
   choice.selector = ReadName(nested, "selector", kSelectors);
   choice.handover = ReadName(nested, "handover", kHandovers);
+  choice.selection = ReadName(nested, "selection", kSelections);
   if (nested.Has("selection_budget")) {
     choice.selection_budget =
         nested.Number("selection_budget", 1, {.min = 0, .max = 1, .min_excluded = true});

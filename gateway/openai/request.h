@@ -31,7 +31,8 @@ struct TransferChoice {
   std::optional<std::string> selector;
   std::optional<double> selection_budget;
   std::optional<double> speculative_ratio;
-  std::optional<std::string> handover;  // "auto", "split", "attend", "none"
+  std::optional<std::string> handover;   // "auto", "split", "attend", "none"
+  std::optional<std::string> selection;  // "when_needed", "never", "always"
   std::optional<bool> profile;
   std::optional<bool> parallel;
   std::optional<bool> prefetch;

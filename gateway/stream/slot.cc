@@ -19,6 +19,7 @@ void SetTransfer(const TransferChoice& choice, v1::TransferOptions& out) {
       rpc::ToProto(*handover, &out);
     }
   }
+  if (choice.selection) out.set_selection(*choice.selection);
   if (choice.profile) out.set_profile(*choice.profile);
   if (choice.parallel) out.set_parallel(*choice.parallel);
   if (choice.prefetch) out.set_prefetch(*choice.prefetch);

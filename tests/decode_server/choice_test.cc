@@ -243,6 +243,48 @@ TEST_F(ChoiceTest, ExactWithoutHandoverWaitsForAllKv) {
   EXPECT_EQ(Steps(StepKind::kWait), 1);
 }
 
+// Prompts have the other side's time: it says so, and nobody asks again or gives up.
+TEST_F(ChoiceTest, AStepThatWaitsForItsTurnThereIsNotLost) {
+  MakeSlow();
+  Begin(SmartGen(Handover::kSplit));
+  Link(1000);
+  RunTo(3);
+  engine_->Step();
+  const size_t asked = attempt_->splits.size();
+  ASSERT_EQ(asked, answered_ + 1);
+  for (int i = 0; i < 40; ++i) {
+    clock_.Advance(std::chrono::milliseconds(500));
+    attempt_->events.on_deferred();
+    engine_->Step();
+  }
+  EXPECT_EQ(attempt_->splits.size(), asked);
+  EXPECT_EQ(metrics_->GetCounter("handover_retries_total").value(), 0);
+  RunTo(24);
+  ExpectTokens();
+}
+
+// Lossless first; where the prefill side has no time for handed-over steps, what the request
+// allows.
+TEST_F(ChoiceTest, AutoSelectsWhereStepsCannotBeHandedOver) {
+  MakeSlow();
+  const auto mode = [this](const std::string& selection) {
+    GenerateSpec spec = Spec(40, 4, Mode::kAuto, static_cast<int>(directory_.attempts.size()) + 2);
+    spec.transfer.selection = selection;
+    Submit(std::move(spec));
+    engine_->Step();
+    return directory_.attempts.back()->spec.mode;
+  };
+  EXPECT_EQ(mode("when_needed"), Mode::kExact);
+  EXPECT_EQ(mode("never"), Mode::kExact);
+  EXPECT_EQ(mode("always"), Mode::kSmartGen);
+  directory_.attempts[0]->events.on_deferred();
+  engine_->Step();
+  EXPECT_EQ(mode("when_needed"), Mode::kSmartGen);
+  EXPECT_EQ(mode("never"), Mode::kFull);
+  clock_.Advance(std::chrono::seconds(11));
+  EXPECT_EQ(mode("when_needed"), Mode::kExact);
+}
+
 // The rest follows with each step; the link carries an eighth of the KV in a step's time.
 TEST_F(ChoiceTest, WithEachStepARatioOfTheKvMayFollowUntilAllIsHere) {
   MakeSlow();

@@ -109,6 +109,18 @@ TEST_F(RemoteReaderTest, ManyRangesAreSplitAndKnownOnesAreNotAskedForAgain) {
   EXPECT_EQ(all, static_cast<size_t>(kRanges));
 }
 
+TEST_F(RemoteReaderTest, AQueryThatWaitsForItsTurnThereIsNotLost) {
+  const std::vector<float> queries(8);
+  ASSERT_TRUE(reader_->Attend(0, 0, kTokens, queries).ok());
+  std::vector<float> out(8), lse(2);
+  for (int i = 0; i < 40; ++i) {
+    clock_.Advance(milliseconds(500));
+    reader_->OnDeferred();
+    EXPECT_TRUE(reader_->Attended(0, out, lse).ok());
+  }
+  EXPECT_EQ(reader_->retries(), 0);
+}
+
 TEST_F(RemoteReaderTest, AnAnswerThatIsNoNumberIsThePeersFault) {
   const std::vector<float> queries(8);
   ASSERT_TRUE(reader_->Attend(0, 0, kTokens, queries).ok());

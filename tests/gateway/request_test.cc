@@ -154,6 +154,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadField{kC, R"({"smartgen": {"selection_budget": 1.1}})", "smartgen.selection_budget"},
         BadField{kC, R"({"smartgen": {"speculative_ratio": -1}})", "smartgen.speculative_ratio"},
         BadField{kC, R"({"smartgen": {"handover": "all"}})", "smartgen.handover"},
+        BadField{kC, R"({"smartgen": {"selection": "maybe"}})", "smartgen.selection"},
         BadField{kC, R"({"smartgen": {"profile": 1}})", "smartgen.profile"},
         BadField{kC, R"({"smartgen": {"trace": "yes"}})", "smartgen.trace"},
         BadField{kC, R"({"model": 7})", "model"}, BadField{kT, R"({"prompt": null})", "prompt"},

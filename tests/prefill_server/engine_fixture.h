@@ -49,6 +49,9 @@ class FakeLink final : public DecodeLink {
   void NotifyPlan(const base::TransferId&, const DeliveryPlan& plan) override { last_plan = plan; }
   transfer::LinkEstimate estimate() const override { return link_estimate; }
   void End(const base::TransferId& id) override { calls.push_back(fmt::format("end {}", id.lo)); }
+  void NotifyDeferred(const base::TransferId& id) override {
+    calls.push_back(fmt::format("deferred {}", id.lo));
+  }
   void NotifyAborted(const base::TransferId& id, std::string_view reason) override {
     calls.push_back(fmt::format("aborted {} {}", id.lo, reason));
   }

@@ -215,6 +215,10 @@ TEST_F(HandoverTest, AStepThatTookLongIsPaidForInFull) {
   for (uint64_t id = 2; id < 22; ++id) Submit(Spec(id, 64));
   while (layers < 60) engine_->Step();
   EXPECT_EQ(steps, 1);
+  // 6 s so far: whoever waits is told so, or would ask again and give up.
+  EXPECT_NEAR(
+      static_cast<double>(std::count(link_->calls.begin(), link_->calls.end(), "deferred 1")), 12,
+      2);
 }
 
 TEST_F(HandoverTest, StepsThatNoPromptWaitsForCostNothing) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "proto/decode.pb.h"
+#include "tools/bench/common_options.h"
 #include "tools/bench/generation.h"
 #include "tools/bench/prompts.h"
 #include "tools/bench/rig.h"
@@ -240,6 +241,13 @@ TEST(StopSourceTest, AStopWakesSleepersAndCallsBack) {
   EXPECT_FALSE(stop.Sleep(std::chrono::hours(1)));
   stop.OnStop([&] { ++calls; });
   EXPECT_EQ(calls, 2) << "at once: it was stopped already";
+}
+
+TEST(TakeTextsTest, TheShellMakesManyArgumentsOfAPattern) {
+  std::vector<std::string> texts = {"a"};
+  EXPECT_EQ(TakeTexts({"b", "c", "--checksum=false"}, texts),
+            std::vector<std::string>{"--checksum=false"});
+  EXPECT_EQ(texts, (std::vector<std::string>{"a", "b", "c"}));
 }
 
 }  // namespace

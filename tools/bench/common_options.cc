@@ -201,6 +201,15 @@ absl::Status CommonOptions::Check() const {
   return absl::OkStatus();
 }
 
+std::vector<std::string> TakeTexts(const std::vector<std::string>& arguments,
+                                   std::vector<std::string>& texts) {
+  std::vector<std::string> overrides;
+  for (const std::string& argument : arguments) {
+    (argument.starts_with("--") ? overrides : texts).push_back(argument);
+  }
+  return overrides;
+}
+
 absl::StatusOr<std::vector<double>> ParseNumbers(std::string_view key,
                                                  const std::vector<std::string>& texts, double min,
                                                  double max) {

@@ -61,6 +61,11 @@ struct CommonOptions : DaemonOptions, OutputOptions {
   absl::Status Check() const;
 };
 
+// Of `--text a b c -- --KEY=VALUE`, b, c and --KEY=VALUE are plain arguments: the files go to
+// `texts`, the overrides are returned.
+std::vector<std::string> TakeTexts(const std::vector<std::string>& arguments,
+                                   std::vector<std::string>& texts);
+
 // InvalidArgument names `key` and the text that is no number, or lies outside [min, max].
 absl::StatusOr<std::vector<double>> ParseNumbers(std::string_view key,
                                                  const std::vector<std::string>& texts, double min,

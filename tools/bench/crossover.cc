@@ -183,7 +183,8 @@ int Crossover(const Args& args) {
   const Parsed parsed = ParseFlags(
       kCommand, args, [&](config::Binder& b) { options.Bind(b); }, 0, 1000);
   if (!parsed.go_on) return parsed.exit_code;
-  const auto plan = MakePlan(options, args, parsed.positional);
+  const auto overrides = TakeTexts(parsed.positional, options.common.text);
+  const auto plan = MakePlan(options, args, overrides);
   if (!plan.ok()) return Fail(kCommand.name, plan.status());
   const absl::Status status = RunCrossover(options, *plan);
   return status.ok() ? 0 : Fail(kCommand.name, status);

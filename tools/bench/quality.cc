@@ -224,7 +224,8 @@ int Quality(const Args& args) {
   const Parsed parsed = ParseFlags(
       kCommand, args, [&](config::Binder& b) { options.Bind(b); }, 0, 1000);
   if (!parsed.go_on) return parsed.exit_code;
-  const absl::Status status = RunQuality(options, args, parsed.positional);
+  const auto overrides = TakeTexts(parsed.positional, options.texts);
+  const absl::Status status = RunQuality(options, args, overrides);
   return status.ok() ? 0 : Fail(kCommand.name, status);
 }
 

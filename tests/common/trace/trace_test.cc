@@ -117,13 +117,28 @@ TEST(RequestTraceTest, ThreadsLoseNoEvent) {
   EXPECT_TRUE(read.dropped.empty());
 }
 
+TracePtr Kept(TraceStore& store, std::string_view id) {
+  TracePtr trace = store.Begin(id);
+  store.Keep(trace);
+  return trace;
+}
+
+TEST(TraceStoreTest, ARequestThatIsRefusedTakesNobodysPlace) {
+  base::SimulatedClock clock;
+  TraceStore store({.max_requests = 1}, &clock);
+  const TracePtr kept = Kept(store, "kept");
+  for (int i = 0; i < 20; ++i) store.Begin("refused");
+  EXPECT_TRUE(store.Find("kept").ok());
+  EXPECT_EQ(store.Find("refused").status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST(TraceStoreTest, ATraceThatGaveWayHoldsNothingAndTakesNothing) {
   base::SimulatedClock clock;
   TraceStore store({.max_requests = 1}, &clock);
-  const TracePtr first = store.Begin("first");
+  const TracePtr first = Kept(store, "first");
   first->Mark(Kind::kToken);
   ASSERT_EQ(first->Read().events.size(), 1u);
-  store.Begin("second");
+  Kept(store, "second");
   EXPECT_TRUE(first->Read().events.empty());
   first->Mark(Kind::kToken);
   first->Finish(Kind::kRequest);
@@ -133,9 +148,9 @@ TEST(TraceStoreTest, ATraceThatGaveWayHoldsNothingAndTakesNothing) {
 TEST(TraceStoreTest, TheOldestGivesWay) {
   base::SimulatedClock clock;
   TraceStore store({.max_requests = 2}, &clock);
-  store.Begin("a");
-  store.Begin("b");
-  store.Begin("c");
+  Kept(store, "a");
+  Kept(store, "b");
+  Kept(store, "c");
   EXPECT_EQ(store.Find("a").status().code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(store.Find("b").ok());
   EXPECT_TRUE(store.Find("c").ok());
@@ -144,9 +159,9 @@ TEST(TraceStoreTest, TheOldestGivesWay) {
 TEST(TraceStoreTest, SeveralOfOneRequestComeInTheirOrder) {
   base::SimulatedClock clock;
   TraceStore store({}, &clock);
-  const TracePtr first = store.Begin("a");
-  store.Begin("b");
-  const TracePtr second = store.Begin("a");
+  const TracePtr first = Kept(store, "a");
+  Kept(store, "b");
+  const TracePtr second = Kept(store, "a");
   const auto found = store.Find("a");
   ASSERT_TRUE(found.ok());
   EXPECT_THAT(*found, ::testing::ElementsAre(first, second));
@@ -155,7 +170,7 @@ TEST(TraceStoreTest, SeveralOfOneRequestComeInTheirOrder) {
 TEST(TraceStoreTest, TracesEndWithTheirTimeWithoutAnyoneAsking) {
   base::SimulatedClock clock;
   TraceStore store({.keep = seconds(60)}, &clock);
-  std::weak_ptr<RequestTrace> trace = store.Begin("a");
+  std::weak_ptr<RequestTrace> trace = Kept(store, "a");
   clock.Advance(seconds(60));
   store.Expire();
   EXPECT_FALSE(trace.expired());

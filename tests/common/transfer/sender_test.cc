@@ -402,6 +402,13 @@ TEST_F(SenderTest, WhatCannotBeIsRefused) {
   // More entries than there are: not disjoint.
   const std::vector<kv::HeadRange> many(100, {.head = 0, .begin = 0, .end = 64});
   EXPECT_TRUE(absl::IsInvalidArgument(sender_->Fetch(id, 0, many, false)));
+  // What begins beyond what there is takes nothing off the sum of the others.
+  std::vector<kv::HeadRange> twice = {{-1, int64_t{4} << 60, int64_t{4} << 60}};
+  for (int i = 0; i < 2; ++i) twice.push_back({-1, 0, std::numeric_limits<int64_t>::max()});
+  EXPECT_TRUE(absl::IsInvalidArgument(sender_->Fetch(id, 0, twice, true)));
+  const std::vector<kv::HeadRange> far(
+      4, {0, std::numeric_limits<int64_t>::max() - 1, std::numeric_limits<int64_t>::max()});
+  EXPECT_TRUE(sender_->Fetch(id, 0, far, true).ok()) << "nothing, and nothing overflows";
   EXPECT_TRUE(fetch(2, {2, 0, INT64_MAX}).ok());  // as far as there is something
   EXPECT_TRUE(absl::IsNotFound(sender_->Born(base::NewTransferId(), 0, 64)));
   SendSpec spec{.id = base::NewTransferId(), .sequence = source_, .begin = 0, .end = 64};

@@ -23,6 +23,11 @@ class TraceCollectTest : public ::testing::Test {
     options.patience = std::chrono::milliseconds(1);
     return Collect(server_->address(), id, options);
   }
+  trace::TracePtr Begin() {
+    trace::TracePtr trace = store_.Begin("cmpl-1");
+    store_.Keep(trace);
+    return trace;
+  }
 
   trace::TraceStore store_{{.max_requests = 2, .max_events = 8}, base::Clock::Real()};
   rpc::TraceService service_{&store_, base::Clock::Real(), "decoded", [] { return "h:1"; }};
@@ -31,7 +36,7 @@ class TraceCollectTest : public ::testing::Test {
 
 TEST_F(TraceCollectTest, WhatWasRecordedComesWithItsNamesOnOurClock) {
   const base::TimePoint before = base::Clock::Real()->Now();
-  const trace::TracePtr trace = store_.Begin("cmpl-1");
+  const trace::TracePtr trace = Begin();
   trace->Mark(trace::Kind::kToken, {1, 40});
   trace->Note("mode", "exact");
   trace->Finish(trace::Kind::kRequest);
@@ -59,7 +64,7 @@ TEST_F(TraceCollectTest, WhatWasRecordedComesWithItsNamesOnOurClock) {
 }
 
 TEST_F(TraceCollectTest, DroppedEventsAreToldByName) {
-  const trace::TracePtr trace = store_.Begin("cmpl-1");
+  const trace::TracePtr trace = Begin();
   for (int i = 0; i < 10; ++i) trace->Mark(trace::Kind::kToken);
   trace->Finish(trace::Kind::kRequest);
   const auto daemon = Ask("cmpl-1");
@@ -72,7 +77,7 @@ TEST_F(TraceCollectTest, DroppedEventsAreToldByName) {
 }
 
 TEST_F(TraceCollectTest, ARequestThatGoesOnIsReadAsFarAsItIs) {
-  store_.Begin("cmpl-1")->Enter(trace::Kind::kWaiting);
+  Begin()->Enter(trace::Kind::kWaiting);
   const auto daemon = Ask("cmpl-1");
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   EXPECT_FALSE(daemon->reply.traces(0).finished());
