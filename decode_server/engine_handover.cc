@@ -89,8 +89,18 @@ void DecodeEngine::OnReply(const RequestPtr& request, uint64_t step, int layer,
 }
 
 void DecodeEngine::OnDeferred(const RequestPtr& request) {
-  request->handover.heard_at = deferred_at_[request->remote.address] = parts_.clock->Now();
+  const base::TimePoint now = parts_.clock->Now();
+  request->handover.heard_at = deferred_at_[request->remote.address] = now;
   request->handover.retries = 0;
+  if (request->state() == RequestState::kHandover) {
+    // All that is sent without further steps may have come: then silence is no stall.
+    if (request->remote.kv_complete) {
+      request->remote.progress_at = now;
+      request->remote.fetches = 0;
+    } else if (request->reading != nullptr) {
+      GiveCredit(request);  // the link is idle meanwhile
+    }
+  }
   if (request->reading != nullptr && request->reading->reader != nullptr) {
     request->reading->reader->OnDeferred();
   }

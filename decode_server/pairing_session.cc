@@ -11,8 +11,6 @@
 #include "decode_server/remote_attempt.h"
 
 namespace smartgen::decode_server {
-namespace {}  // namespace
-
 PairingSession::PairingSession(const PairingContext* context, std::string address,
                                std::shared_ptr<grpc::Channel> channel)
     : context_(context),

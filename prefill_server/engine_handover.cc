@@ -12,8 +12,8 @@
 namespace smartgen::prefill_server {
 namespace {
 
-// Handed-over steps may take this much at once after a quiet time, and owe this much at most.
-// What a quiet time saves up. A debt has no bound: what was taken is given back in full.
+// What a quiet time saves up: handed-over steps may take so much at once after it. A debt has no
+// bound: what was taken is given back in full.
 constexpr double kMaxCreditSeconds = 0.2;
 // Well below the time after which the other side asks again.
 constexpr base::Duration kTellDeferral = std::chrono::milliseconds(500);
@@ -82,8 +82,7 @@ bool PrefillEngine::MayHandOver() {
   handover_credit_ =
       std::min(kMaxCreditSeconds, handover_credit_ + passed * options_.handover_share);
   handover_charged_ = !queue_.empty() || !running_.empty();
-  if (!handover_charged_) return true;
-  if (handover_credit_ > 0) {
+  if (!handover_charged_ || handover_credit_ > 0) {
     handover_deferred_ = false;
     return true;
   }

@@ -26,7 +26,8 @@ void Options::Bind(config::Binder& b) {
   b.Field("max_running", &max_running, "prompts whose chunks take turns");
   b.Field("max_peers", &max_peers, "decode instances that may pair");
   b.Field("handover_share", &handover_share,
-          "share of the time for decode steps of others while prompts are to be computed");
+          "share of the time for decode steps of others while prompts are to be computed; 0: none, "
+          "they wait until no prompt does");
   b.Field("calibration", &calibration,
           "file of smartgen calibrate, made on this machine; empty: none");
   b.Field("profile", &profile, "file of smartgen profile; empty: built in, or a guess");

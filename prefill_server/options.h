@@ -30,7 +30,8 @@ struct Options {
   int max_queue = 64;             // prompts that wait; beyond: RESOURCE_EXHAUSTED
   int max_running = 4;            // prompts whose chunks take turns
   int max_peers = 64;             // decode instances
-  // Share of the time that decode steps of others may take here while prompts are to be computed.
+  // Share of the time that decode steps of others may take here while prompts are to be computed;
+  // 0: none. Steps beyond it wait, and the decode side is told so.
   double handover_share = 0.2;
   // File that smartgen calibrate made on this machine; empty: prompts' times are learnt.
   std::string calibration;

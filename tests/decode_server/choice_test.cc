@@ -263,6 +263,53 @@ TEST_F(ChoiceTest, AStepThatWaitsForItsTurnThereIsNotLost) {
   ExpectTokens();
 }
 
+// All is sent and has come, so nothing moves while the step waits: that is no stall.
+TEST_F(ChoiceTest, AStepThatWaitsForItsTurnOutlastsTheTransfer) {
+  MakeSlow();
+  GenerateSpec spec = Spec(40, 24, Mode::kExact);
+  spec.transfer.handover = Handover::kSplit;
+  Begin(std::move(spec));
+  Link(1000);
+  RunTo(3);
+  engine_->Step();
+  ASSERT_EQ(attempt_->splits.size(), answered_ + 1);
+  for (int layer = 0; layer < layers_; ++layer) {
+    Bring(layer, {.head = -1, .begin = 0, .end = held_});
+  }
+  attempt_->events.on_complete();
+  attempt_->events.on_sent();
+  for (int i = 0; i < 40; ++i) {
+    clock_.Advance(std::chrono::milliseconds(500));
+    attempt_->events.on_deferred();
+    engine_->Step();
+  }
+  EXPECT_FALSE(attempt_->ended);
+  EXPECT_EQ(attempt_->fetches, 0);
+  EXPECT_EQ(Fallbacks("transfer_stalled"), 0);
+  brings_born_ = true;
+  RunTo(24);
+  ExpectTokens();
+}
+
+// The link is idle then, and what has come need not be waited for later.
+TEST_F(ChoiceTest, TheRestFollowsWhileAStepWaitsForItsTurn) {
+  MakeSlow();
+  GenerateSpec spec = SmartGen(Handover::kSplit);
+  spec.prompt = Spec(80, 1).prompt;
+  spec.transfer.speculative_ratio = 0.1;
+  Begin(std::move(spec));
+  RunTo(3);
+  engine_->Step();
+  for (int i = 0; i < 5; ++i) {
+    const int64_t given = attempt_->credit;
+    attempt_->now.path_bytes[transfer::Path::kSpeculative] = static_cast<uint64_t>(given);
+    clock_.Advance(std::chrono::milliseconds(500));
+    attempt_->events.on_deferred();
+    engine_->Step();
+    EXPECT_GT(attempt_->credit, given);
+  }
+}
+
 // Lossless first; where the prefill side has no time for handed-over steps, what the request
 // allows.
 TEST_F(ChoiceTest, AutoSelectsWhereStepsCannotBeHandedOver) {

@@ -221,6 +221,25 @@ TEST_F(HandoverTest, AStepThatTookLongIsPaidForInFull) {
       2);
 }
 
+TEST_F(HandoverTest, WithoutAShareStepsWaitForEveryPromptAndEachTimeIsCounted) {
+  options_.handover_share = 0;
+  Make(512);
+  const JobSpec held = Held(1, 20);
+  std::vector<std::string> order;
+  before_ = [&](int layer) {
+    order.push_back(layer < 0 ? "step" : fmt::format("layer {}", layer));
+    if (layer >= 0) engine_->SubmitSplit({SplitStep{held.id, 20, 5, 0, {}}});
+  };
+  for (uint64_t id = 2; id < 4; ++id) {
+    clock_.Advance(std::chrono::seconds(5));
+    Submit(Spec(id, 32));
+    RunAll();
+  }
+  EXPECT_THAT(order,
+              ::testing::ElementsAre("layer 0", "layer 1", "step", "layer 0", "layer 1", "step"));
+  EXPECT_EQ(metrics_->GetCounter("handover_deferred_total").value(), 2);
+}
+
 TEST_F(HandoverTest, StepsThatNoPromptWaitsForCostNothing) {
   options_.handover_share = 0.2;
   Make(256);

@@ -17,7 +17,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr Command kCommand = {
     "bench crossover",
-    "[--bandwidths 20,100,500] [--lengths 1024] [--prefill-threads N] [-- DAEMON OVERRIDES]",
+    "[--text FILES...] [--bandwidths 20,100,500] [--lengths 1024] [--prefill-threads N] "
+    "[-- DAEMON OVERRIDES]",
     "time to the second token of a local prefill against a remote one, predicted and measured; "
     "with --calibration FILE predicted alone, for any length and bandwidth",
     nullptr};

@@ -18,7 +18,7 @@ namespace {
 
 constexpr Command kCommand = {
     "bench quality",
-    "[--texts FILES] [--lengths 1024,2048,4096] [--selectors quest,hata,infinigen] [--budgets "
+    "[--texts FILES...] [--lengths 1024,2048,4096] [--selectors quest,hata,infinigen] [--budgets "
     "5,10,20,100] [-- DAEMON OVERRIDES]",
     "what selecting KV costs: NLL of natural continuations and needles found, against full "
     "attention, through prefill and decode daemons of its own",

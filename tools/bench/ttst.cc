@@ -8,7 +8,9 @@ namespace smartgen::tools::bench {
 namespace {
 
 constexpr Command kCommand = {
-    "bench ttst", "[--modes full,...] [--ratios 2,4.7,7.1] [--lengths 1024] [-- DAEMON OVERRIDES]",
+    "bench ttst",
+    "[--text FILES...] [--modes full,...] [--ratios 2,4.7,7.1] [--lengths 1024] "
+    "[-- DAEMON OVERRIDES]",
     "time to the second token: prefill and decode daemons of its own, on a link as slow as wanted",
     nullptr};
 
