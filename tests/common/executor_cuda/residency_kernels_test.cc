@@ -370,8 +370,10 @@ TEST(MergePartialsKernelTest, MergesEqualTheCpus) {
     for (float& s : lse) s = random.OneIn(5) ? kEmpty : s * 20;
     for (float& s : other_lse) s = random.OneIn(5) ? kEmpty : s * 20;
     std::vector<float> want(static_cast<size_t>(rows * dim)), other(want.size());
-    selector::LoadRow(values.data(), rows * dim, dtype, want.data());
-    selector::LoadRow(others.data(), rows * dim, dtype, other.data());
+    if (rows > 0) {
+      selector::LoadRow(values.data(), rows * dim, dtype, want.data());
+      selector::LoadRow(others.data(), rows * dim, dtype, other.data());
+    }
     std::vector<float> want_lse = lse;
     for (int r = 0; r < rows; ++r) {
       selector::MergePartial({want.data() + r * dim, static_cast<size_t>(dim)}, want_lse[r],
