@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <deque>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "common/executor/cuda/fiber.h"
@@ -69,7 +70,7 @@ class Machine {
   }
 
   // From inside a fiber.
-  [[noreturn]] void Fail(Site site, const std::string& what);
+  [[noreturn]] void Fail(Site site, std::string&& what);
   void Wait(State state, Site site);
   uint64_t WarpWait(Site site, WarpOp op, uint32_t mask, uint64_t value, unsigned argument);
   void* StaticShared(Site site, size_t bytes);
@@ -129,8 +130,9 @@ std::string Machine::Waits(const Thread& thread) const {
   return fmt::format("{} runs", Where(thread));
 }
 
-void Machine::Fail(Site site, const std::string& what) {
+void Machine::Fail(Site site, std::string&& what) {
   failure_ = fmt::format("{}:{}: {}: {}", site.file, site.line, Where(threads_[current_]), what);
+  std::string().swap(what);  // nobody will destroy it
   Fiber::Suspend();
   std::abort();  // nobody resumes a fiber of a failed block
 }
@@ -413,7 +415,7 @@ const char* Launch(const LaunchConfig& config, absl::FunctionRef<void()> kernel)
   return Machine::OfThread().Launch(config, kernel);
 }
 
-void Fail(Site site, const std::string& what) { Machine::OfThread().Fail(site, what); }
+void Fail(Site site, std::string&& what) { Machine::OfThread().Fail(site, std::move(what)); }
 
 void SyncThreads(Site site) { Machine::OfThread().Wait(State::kBarrier, site); }
 

@@ -74,8 +74,9 @@ struct ThreadIndices {
 };
 extern thread_local const ThreadIndices* indices;  // of the running fiber
 
-// Ends the launch with this text. Does not return.
-[[noreturn]] void Fail(Site site, const std::string& what);
+// Ends the launch with this text, which is taken: the stack that it stood on is dropped. Does not
+// return.
+[[noreturn]] void Fail(Site site, std::string&& what);
 
 void SyncThreads(Site site);
 void SyncWarp(Site site, uint32_t mask);
