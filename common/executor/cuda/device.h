@@ -4,6 +4,10 @@
 //
 //   SMARTGEN_SHARED(float, sums, 256);   __shared__ float sums[256]
 //   SMARTGEN_DYNAMIC_SHARED(float, row); the block's dynamic shared memory
+//   SMARTGEN_UNROLL                      before a loop: unrolled to the end, so that arrays that
+//   its
+//                                        counter indexes can be registers
+//   SMARTGEN_UNROLL_BY(4)                before a loop: four turns at once
 //
 // Shared arrays are indexed, not pointed into, so that the emulator can check them.
 //
@@ -28,9 +32,13 @@
 #define SMARTGEN_DYNAMIC_SHARED(type, name) \
   const auto name = ::smartgen::executor::cuda::emulate::DynamicArray<type>(SMARTGEN_SITE)
 
+#define SMARTGEN_UNROLL
+#define SMARTGEN_UNROLL_BY(turns)
+
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __launch_bounds__(threads, blocks)
 #define threadIdx (::smartgen::executor::cuda::emulate::indices->thread)
 #define blockIdx (::smartgen::executor::cuda::emulate::indices->block)
 #define blockDim (::smartgen::executor::cuda::emulate::indices->block_dim)
@@ -64,6 +72,9 @@
 #define SMARTGEN_DYNAMIC_SHARED(type, name)                                \
   extern __shared__ __align__(16) unsigned char smartgen_dynamic_shared[]; \
   type* const name = reinterpret_cast<type*>(smartgen_dynamic_shared)
+#define SMARTGEN_PRAGMA(text) _Pragma(#text)
+#define SMARTGEN_UNROLL SMARTGEN_PRAGMA(unroll)
+#define SMARTGEN_UNROLL_BY(turns) SMARTGEN_PRAGMA(unroll turns)
 
 #endif
 
