@@ -55,6 +55,11 @@ uint64_t NextRandom(uint64_t& state) {
   return z ^ (z >> 31);
 }
 
+// Almost always the files are one string.
+bool SamePlace(const Site& a, const Site& b) {
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
+
 // All that one host thread needs to run kernels.
 class Machine {
  public:
@@ -168,9 +173,7 @@ void Machine::Allocate(Shared& shared, Site site, size_t bytes) {
 
 void* Machine::StaticShared(Site site, size_t bytes) {
   for (Shared& shared : static_) {
-    if (shared.site.line == site.line && std::strcmp(shared.site.file, site.file) == 0) {
-      return shared.Data();
-    }
+    if (SamePlace(shared.site, site)) return shared.Data();
   }
   static_bytes_ += (bytes + 15) / 16 * 16;
   if (static_bytes_ > kMaxStaticShared) {
@@ -308,8 +311,7 @@ bool Machine::TakePart(size_t leader) {
     if (other.state != State::kWarp) {
       complete = false;
     } else if (other.mask != self.mask || other.op != self.op ||
-               other.site.line != self.site.line ||
-               std::strcmp(other.site.file, self.site.file) != 0) {
+               !SamePlace(other.site, self.site)) {
       // With a mask that does not know of this thread it may come here yet.
       complete = false;
       if (((other.mask >> (leader % kWarpSize)) & 1) == 0) continue;
@@ -391,8 +393,7 @@ bool Machine::ReleaseBarrier() {
   for (const Thread& thread : threads_) {
     if (thread.state == State::kDone) continue;
     if (first->state == State::kBarrier && thread.state == State::kBarrier &&
-        thread.site.line == first->site.line &&
-        std::strcmp(thread.site.file, first->site.file) == 0) {
+        SamePlace(thread.site, first->site)) {
       continue;
     }
     failure_ =

@@ -181,7 +181,7 @@ struct Step {
         rows(count + random.Between(0, 2)),
         part(random.OneIn(4)    ? kAttentionPart
              : random.OneIn(30) ? random.Between(1, 5)
-                                : random.Between(8, 70)),
+                                : random.Between(12, 70)),
         batch(random, shape.kv_heads, shape.dim, shape.dtype, Capacities()),
         queries(random, rows, shape.Length()) {
     shape.FillQueries(random, rows, queries);
@@ -207,7 +207,7 @@ struct Step {
     Lists& list = lists[static_cast<size_t>(s)];
     list.tokens.resize(static_cast<size_t>(shape.kv_heads));
     AttendSlot slot{.pages = batch.Pages(static_cast<size_t>(s)), .row = row};
-    const int most = random.OneIn(5) ? kMostTokens : 36;
+    const int most = random.OneIn(5) ? kMostTokens : 30;
     const int entries = random.OneIn(8) ? random.Between(0, 1) : random.Between(1, most);
     const int begin = random.OneIn(2) ? 0 : random.Between(0, entries);
     slot.begin = begin;
