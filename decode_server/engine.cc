@@ -349,6 +349,7 @@ std::optional<DecodeEngine::Share> DecodeEngine::ShareOfHandover(const RequestPt
         return std::nullopt;
       }
     }
+    NoteAllLocal(*request);  // the channel's thread may not have come to say so yet
     EnterDecoding(request);
     return Share{request, Part::kWhole};
   }

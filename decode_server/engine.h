@@ -122,6 +122,8 @@ class DecodeEngine {
   void OnToken(const RequestPtr& request, const sampling::SampledToken& token);
   void OnDone(const RequestPtr& request, bool transfer, double prefill_seconds);
   void OnComplete(const RequestPtr& request);
+  // All KV that the request needs is here; the first time counts.
+  void NoteAllLocal(Request& request);
   void WatchAttempts();
   // A transfer that got no byte for this many stall intervals is stalled even where the prefill
   // side has not handed out everything yet, or other transfers of the pairing move (it may queue

@@ -71,6 +71,7 @@ absl::Status DecodeEngine::StartAttempt(const RequestPtr& request, const std::st
   spec.transfer = request->spec.transfer;
   spec.trace = request->spec.trace;
   request->remote = {};
+  request->stats.all_local_seconds = 0;
   request->remote.prompt_end = request->length();
   request->outlook = {.held_there = request->length()};
   request->reading.reset();
@@ -223,10 +224,15 @@ void DecodeEngine::OnDone(const RequestPtr& request, bool transfer, double secon
       base::Internal("the prefill side ended the transfer after a token that ends nothing here"));
 }
 
+void DecodeEngine::NoteAllLocal(Request& request) {
+  if (request.stats.all_local_seconds > 0) return;
+  trace::Mark(request.spec.trace, trace::Kind::kAllLocal);
+  request.stats.all_local_seconds = base::ToSeconds(parts_.clock->Now() - request.arrival);
+}
+
 void DecodeEngine::OnComplete(const RequestPtr& request) {
   request->remote.kv_complete = true;
-  trace::Mark(request->spec.trace, trace::Kind::kAllLocal);
-  request->stats.all_local_seconds = base::ToSeconds(parts_.clock->Now() - request->arrival);
+  NoteAllLocal(*request);
   const bool speculative = request->stats.mode == Mode::kSmartGen &&
                            request->spec.transfer.speculation &&
                            request->state() != RequestState::kRemotePrefill;

@@ -243,6 +243,21 @@ TEST_F(ChoiceTest, ExactWithoutHandoverWaitsForAllKv) {
   EXPECT_EQ(Steps(StepKind::kWait), 1);
 }
 
+// The engine sees it in the pages; the channel's thread may be late to say so.
+TEST_F(ChoiceTest, KvThatIsHereCountsAsHereBeforeAnybodySaysSo) {
+  MakeSlow();
+  Begin(Spec(40, 24, Mode::kExact));
+  Link(1000);
+  RunTo(3);
+  for (int layer = 0; layer < executor_options_.layers; ++layer) {
+    Bring(layer, {.head = -1, .begin = 0, .end = held_});
+  }
+  clock_.Advance(std::chrono::milliseconds(500));
+  RunTo(24);
+  ExpectTokens();
+  EXPECT_GE(listener_->stats.all_local_seconds, 0.5);
+}
+
 // Prompts have the other side's time: it says so, and nobody asks again or gives up.
 TEST_F(ChoiceTest, AStepThatWaitsForItsTurnThereIsNotLost) {
   MakeSlow();
