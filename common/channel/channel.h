@@ -3,7 +3,7 @@
 // owners' memory without a copy of its own.
 //
 // Threads: Send, Close and stats may be called concurrently from any thread. Callbacks (on_done and
-// the Receiver's) run on the channel's I/O thread, one at a time, and must not block.
+// the Receiver's) run on threads of the channel's own, one at a time, and must not block.
 #pragma once
 
 #include <array>
@@ -28,6 +28,9 @@ inline constexpr int kNumLanes = 4;
 std::string_view LaneName(Lane lane);
 
 inline constexpr uint32_t kMaxHeadBytes = 4096;
+// What a channel that carries another one's messages may put before their heads.
+inline constexpr uint32_t kMaxEnvelopeBytes = 32;
+inline constexpr uint32_t kMaxTransportHeadBytes = kMaxHeadBytes + kMaxEnvelopeBytes;
 inline constexpr uint64_t kMaxPayloadBytes = 1ull << 30;
 
 struct OutMessage {
@@ -100,7 +103,7 @@ class Channel {
   virtual LinkInfo link_info() const = 0;
   // Asynchronous; the Receiver gets OnClosed, queued messages their on_done with `reason`.
   virtual void Close(const absl::Status& reason) = 0;
-  virtual std::string_view transport() const = 0;  // "tcp"
+  virtual std::string_view transport() const = 0;  // "tcp", "nccl"
   virtual std::string peer() const = 0;            // "10.0.0.3:7102"
 };
 

@@ -1,24 +1,13 @@
 #include "common/channel/tcp/frame.h"
 
 #include <algorithm>
-#include <concepts>
 #include <cstring>
 #include <utility>
 
+#include "common/channel/bytes.h"
+
 namespace smartgen::channel {
 namespace {
-
-template <std::unsigned_integral T>
-void Put(std::byte* at, T value) {
-  for (size_t i = 0; i < sizeof(T); ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
-}
-
-template <std::unsigned_integral T>
-T Get(const std::byte* at) {
-  uint64_t value = 0;
-  for (size_t i = 0; i < sizeof(T); ++i) value |= static_cast<uint64_t>(at[i]) << (8 * i);
-  return static_cast<T>(value);
-}
 
 // The part that preamble and welcome have in common.
 void PutGreeting(std::byte* at, uint32_t magic, Lane lane) {
@@ -87,9 +76,9 @@ absl::StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameH
   }
   const FrameHeader header{.head_bytes = Get<uint32_t>(bytes.data() + 4),
                            .payload_bytes = Get<uint64_t>(bytes.data() + 8)};
-  if (header.head_bytes == 0 || header.head_bytes > kMaxHeadBytes) {
+  if (header.head_bytes == 0 || header.head_bytes > kMaxTransportHeadBytes) {
     return base::InvalidArgument("frame: head of {} bytes, want 1 to {}", header.head_bytes,
-                                 kMaxHeadBytes);
+                                 kMaxTransportHeadBytes);
   }
   if (header.payload_bytes > kMaxPayloadBytes) {
     return base::InvalidArgument("frame: payload of {} bytes, want at most {}",
@@ -100,7 +89,7 @@ absl::StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameH
 
 FrameReader::FrameReader(FrameSink* sink, std::span<std::byte> scratch)
     : sink_(sink), scratch_(scratch) {
-  head_.reserve(kMaxHeadBytes);
+  head_.reserve(kMaxTransportHeadBytes);
 }
 
 size_t FrameReader::Want(std::span<iovec> iov, size_t max_bytes) {

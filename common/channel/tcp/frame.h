@@ -38,7 +38,7 @@ std::array<std::byte, kWelcomeBytes> EncodeWelcome(Lane lane);
 absl::Status CheckWelcome(std::span<const std::byte, kWelcomeBytes> bytes, Lane lane);
 
 struct FrameHeader {
-  uint32_t head_bytes = 0;     // 1 to kMaxHeadBytes
+  uint32_t head_bytes = 0;     // 1 to kMaxTransportHeadBytes
   uint64_t payload_bytes = 0;  // 0 to kMaxPayloadBytes
 };
 std::array<std::byte, kFrameHeaderBytes> EncodeFrameHeader(const FrameHeader& header);

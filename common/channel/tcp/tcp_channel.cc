@@ -108,9 +108,9 @@ TcpChannel::~TcpChannel() = default;
 absl::Status TcpChannel::Send(OutMessage message) {
   const int lane = static_cast<int>(message.lane);
   if (lane >= kNumLanes) return base::InvalidArgument("lane {}: want below {}", lane, kNumLanes);
-  if (message.head.empty() || message.head.size() > kMaxHeadBytes) {
+  if (message.head.empty() || message.head.size() > kMaxTransportHeadBytes) {
     return base::InvalidArgument("head of {} bytes: want 1 to {}", message.head.size(),
-                                 kMaxHeadBytes);
+                                 kMaxTransportHeadBytes);
   }
   uint64_t bytes = 0;
   for (const auto& segment : message.segments) {

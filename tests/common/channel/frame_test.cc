@@ -109,7 +109,7 @@ TEST(FrameReader, RefusesHeadersBeyondTheLimitsBeforeTheHeadCame) {
   auto bad_magic = header(1, 0);
   bad_magic[0] ^= std::byte{1};
   std::vector<std::byte> scratch(1000);
-  for (const auto& bytes : {bad_magic, header(0, 1), header(kMaxHeadBytes + 1, 1),
+  for (const auto& bytes : {bad_magic, header(0, 1), header(kMaxTransportHeadBytes + 1, 1),
                             header(1, kMaxPayloadBytes + 1), header(1, UINT64_MAX)}) {
     Sink sink;
     FrameReader reader(&sink, scratch);

@@ -154,7 +154,7 @@ TEST_F(TcpEngineTest, SizesBeyondTheLimitsAreRefusedBySend) {
   Pair();
   EXPECT_TRUE(absl::IsInvalidArgument(out_->Send(Message(Lane::kProactive, "", {}))));
   EXPECT_TRUE(absl::IsInvalidArgument(
-      out_->Send(Message(Lane::kProactive, std::string(kMaxHeadBytes + 1, 'x'), {}))));
+      out_->Send(Message(Lane::kProactive, std::string(kMaxTransportHeadBytes + 1, 'x'), {}))));
   const std::vector<std::byte> piece(64 << 20);
   OutMessage large{.head = Bytes("x"), .on_done = done_.Callback()};
   for (int i = 0; i < 17; ++i) large.segments.push_back(piece);
