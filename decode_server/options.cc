@@ -13,6 +13,7 @@ void Options::Bind(config::Binder& b) {
   });
   b.Field("prefill", &prefill, "gRPC addresses of prefill instances, host:port");
   security.Bind(b);
+  transport.Bind(b);
   b.Choice("mode", &mode, {"auto", "full", "local", "exact", "smartgen", "partial", "random"},
            "for requests that name none");
   b.Choice("handover", &handover, {"auto", "split", "attend", "none"},
@@ -89,6 +90,7 @@ absl::Status Options::Check() const {
   }
   RETURN_IF_ERROR(transfer.Check());
   RETURN_IF_ERROR(trace.Check());
+  RETURN_IF_ERROR(transport.Check());
   constexpr base::Duration kMin = std::chrono::milliseconds(1);
   const std::pair<const char*, base::Duration> times[] = {{"heartbeat", heartbeat},
                                                           {"pairing_timeout", pairing_timeout},

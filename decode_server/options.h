@@ -6,6 +6,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/status.h"
+#include "common/channel/transport_options.h"
 #include "common/config/binder.h"
 #include "common/rpc/security.h"
 #include "common/trace/trace.h"
@@ -19,6 +20,7 @@ struct Options {
   std::string metrics_listen = "127.0.0.1:9102";  // HTTP /metrics; empty: none
   std::vector<std::string> prefill;               // gRPC addresses of prefill instances, host:port
   rpc::Security security;
+  channel::TransportOptions transport;
 
   std::string mode = "auto";          // for requests that name none
   transfer::RequestOptions transfer;  // what requests leave open

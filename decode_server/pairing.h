@@ -23,6 +23,7 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/base/mutex.h"
+#include "common/channel/nccl/nccl_engine.h"
 #include "common/channel/tcp/tcp_engine.h"
 #include "common/kv/layout.h"
 #include "common/metrics/metrics.h"
@@ -50,6 +51,7 @@ struct PairingContext {
     bool checksum = true;
     rpc::ClientOptions client;
     WrapChannel wrap_channel;  // tests put faults between
+    std::vector<std::string> transports = {"tcp"};  // in order of preference
   };
   Options options;
   uint64_t incarnation = 0;
@@ -59,6 +61,7 @@ struct PairingContext {
   kv::KvLayout layout;
   uint64_t selector_parameters = 0;  // selector::DigestOf
   channel::TcpEngine* tcp = nullptr;
+  channel::NcclEngine* nccl = nullptr;  // with transport "nccl"
   const base::Clock* clock = nullptr;
   metrics::Metrics* metrics = nullptr;
 };
@@ -73,8 +76,9 @@ class PairingSession : public std::enable_shared_from_this<PairingSession> {
   // Tick is due so often, so that silence is noticed before the third heartbeat is over.
   static constexpr int kTicksPerHeartbeat = 4;
 
+  // `transports`: offered to the peer, in order of preference.
   PairingSession(const PairingContext* context, std::string address,
-                 std::shared_ptr<grpc::Channel> channel);
+                 std::shared_ptr<grpc::Channel> channel, std::vector<std::string> transports);
   ~PairingSession();
 
   // The handshake, step by step; blocks up to the pairing timeout a step. FailedPrecondition
@@ -92,6 +96,8 @@ class PairingSession : public std::enable_shared_from_this<PairingSession> {
 
   const std::string& address() const { return address_; }
   uint64_t peer_incarnation() const;
+  // What the peer chose; empty before it has.
+  std::string transport() const;
   base::Duration lease() const;
   const PairingContext& context() const { return *context_; }
 
@@ -112,6 +118,9 @@ class PairingSession : public std::enable_shared_from_this<PairingSession> {
  private:
   absl::StatusOr<v1::HelloReply> Handshake();
   absl::Status Dial(const v1::HelloReply& reply);
+  absl::StatusOr<std::shared_ptr<channel::Channel>> DialChannel(
+      const v1::HelloReply& reply, const base::ChannelKey& key,
+      const std::shared_ptr<transfer::TransferReceiver>& receiver);
   std::shared_ptr<transfer::TransferReceiver> MakeReceiver(uint64_t peer_incarnation);
   void OnMessage(const v1::ControlMessage& message);
   std::shared_ptr<RemoteAttempt> Find(const std::string& transfer_id) const;
@@ -120,6 +129,7 @@ class PairingSession : public std::enable_shared_from_this<PairingSession> {
 
   const PairingContext* const context_;
   const std::string address_;
+  const std::vector<std::string> transports_;
   const std::unique_ptr<v1::Transfer::Stub> transfer_stub_;
   const std::unique_ptr<v1::Prefill::Stub> prefill_stub_;
 
@@ -169,11 +179,17 @@ class PairingManager final : public PrefillDirectory {
     std::string detail = "not tried yet";     // why none is up; guarded by mutex_
     // Those that gRPC may still hold (see rpc::ReleaseChannels); guarded by mutex_.
     std::vector<std::shared_ptr<grpc::Channel>> channels;
+    int nccl_failures = 0;  // in a row; of the thread alone
     std::thread thread;
   };
   explicit PairingManager(PairingContext context) : context_(std::move(context)) {}
   void Keep(Pairing& pairing);
   void RunSession(Pairing& pairing, const std::shared_ptr<PairingSession>& session);
+  // What the next session offers: with nccl_or_tcp no NCCL after so many failures, until a session
+  // over TCP has ended.
+  static constexpr int kNcclFailures = 3;
+  std::vector<std::string> TransportsFor(const Pairing& pairing) const;
+  void CountTransport(Pairing& pairing, const PairingSession& session, const absl::Status& opened);
   std::shared_ptr<PairingSession> SessionOf(const std::string& address) const;
   bool stopped() const;
 

@@ -78,7 +78,8 @@ void PairingManager::Keep(Pairing& pairing) {
     if (channel.ok()) {
       // Dropped without the lock: closing a connection may take a while.
       std::vector<std::shared_ptr<grpc::Channel>> released;
-      const auto session = std::make_shared<PairingSession>(&context_, pairing.address, *channel);
+      const auto session = std::make_shared<PairingSession>(&context_, pairing.address, *channel,
+                                                            TransportsFor(pairing));
       {
         base::MutexLock lock(mutex_);
         if (stop_) return;
@@ -92,6 +93,7 @@ void PairingManager::Keep(Pairing& pairing) {
       }
       status = session->Open();
       was_up = status.ok();
+      CountTransport(pairing, *session, status);
       if (was_up) RunSession(pairing, session);
       session->GoDown(status.ok() ? base::Unavailable("the pairing has ended") : status);
       status = session->reason();
@@ -109,14 +111,39 @@ void PairingManager::Keep(Pairing& pairing) {
   }
 }
 
+std::vector<std::string> PairingManager::TransportsFor(const Pairing& pairing) const {
+  std::vector<std::string> transports = context_.options.transports;
+  if (transports.size() > 1 && pairing.nccl_failures >= kNcclFailures) {
+    std::erase(transports, "nccl");
+  }
+  return transports;
+}
+
+void PairingManager::CountTransport(Pairing& pairing, const PairingSession& session,
+                                    const absl::Status& opened) {
+  const bool wanted = context_.options.transports.front() == "nccl";
+  const bool nccl = session.transport() == "nccl";
+  if (!wanted) return;
+  if (nccl) {
+    pairing.nccl_failures = opened.ok() ? 0 : pairing.nccl_failures + 1;
+  } else if (opened.ok()) {
+    context_.metrics->GetCounter("fallback_total", {{"reason", "tcp_for_nccl"}}).Add();
+    SMARTGEN_LOG(warn, "pairing", "tcp in the place of nccl with {}: {}", pairing.address,
+                 pairing.nccl_failures >= kNcclFailures
+                     ? "pairing over nccl failed too often"
+                     : "it has none, or another version");
+    pairing.nccl_failures = 0;
+  }
+}
+
 void PairingManager::RunSession(Pairing& pairing, const std::shared_ptr<PairingSession>& session) {
   metrics::Gauge& up = context_.metrics->GetGauge("peer_up", {{"peer", pairing.address}});
   metrics::Gauge& transport = context_.metrics->GetGauge(
-      "transport_info", {{"peer", pairing.address}, {"transport", "tcp"}});
+      "transport_info", {{"peer", pairing.address}, {"transport", session->transport()}});
   up.Set(1);
   transport.Set(1);
-  SMARTGEN_LOG(info, "pairing", "paired peer={} transport=tcp incarnation={:x}", pairing.address,
-               session->peer_incarnation());
+  SMARTGEN_LOG(info, "pairing", "paired peer={} transport={} incarnation={:x}", pairing.address,
+               session->transport(), session->peer_incarnation());
   while (session->up() && !stopped()) {
     session->Tick();
     session->WaitDown(context_.options.heartbeat / PairingSession::kTicksPerHeartbeat);
@@ -168,7 +195,7 @@ std::vector<v1::PeerInfo> PairingManager::Peers() const {
     v1::PeerInfo info;
     info.set_address(pairing->address);
     info.set_up(pairing->session != nullptr && pairing->session->up());
-    info.set_transport("tcp");
+    if (pairing->session != nullptr) info.set_transport(pairing->session->transport());
     if (!info.up()) info.set_detail(pairing->detail);
     peers.push_back(std::move(info));
   }

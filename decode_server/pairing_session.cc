@@ -12,9 +12,11 @@
 
 namespace smartgen::decode_server {
 PairingSession::PairingSession(const PairingContext* context, std::string address,
-                               std::shared_ptr<grpc::Channel> channel)
+                               std::shared_ptr<grpc::Channel> channel,
+                               std::vector<std::string> transports)
     : context_(context),
       address_(std::move(address)),
+      transports_(std::move(transports)),
       transfer_stub_(v1::Transfer::NewStub(channel)),
       prefill_stub_(v1::Prefill::NewStub(channel)),
       last_heard_(context->clock->Now()) {}
@@ -66,7 +68,8 @@ absl::StatusOr<v1::HelloReply> PairingSession::Handshake() {
   hello.set_model_fingerprint(context_->model_fingerprint);
   hello.set_compute(context_->compute);
   rpc::ToProto(context_->layout, hello.mutable_layout());
-  hello.add_transports("tcp");
+  for (const std::string& transport : transports_) hello.add_transports(transport);
+  if (context_->nccl != nullptr) hello.set_nccl_version(context_->nccl->version());
   hello.set_checksum(context_->options.checksum);
   hello.set_instance(context_->instance);
   hello.set_selector_parameters(context_->selector_parameters);
@@ -83,8 +86,9 @@ absl::Status PairingSession::Dial(const v1::HelloReply& reply) {
                                     static_cast<int>(v1::WIRE_VERSION_CURRENT),
                                     reply.wire_version());
   }
-  if (reply.transport() != "tcp") {
-    return base::FailedPrecondition("transport: want tcp, they chose \"{}\"", reply.transport());
+  if (std::find(transports_.begin(), transports_.end(), reply.transport()) == transports_.end()) {
+    return base::FailedPrecondition("transport: want {}, they chose \"{}\"",
+                                    fmt::join(transports_, " or "), reply.transport());
   }
   base::ChannelKey key;
   if (reply.channel_key().size() != key.size() || reply.incarnation() == 0 ||
@@ -96,10 +100,7 @@ absl::Status PairingSession::Dial(const v1::HelloReply& reply) {
   std::copy_n(reinterpret_cast<const std::byte*>(reply.channel_key().data()), key.size(),
               key.begin());
   auto receiver = MakeReceiver(reply.incarnation());
-  const auto deadline = base::Deadline::After(*context_->clock, context_->options.pairing_timeout);
-  ASSIGN_OR_RETURN(auto channel,
-                   context_->tcp->Connect(std::string(base::HostOf(address_)), reply.data_port(),
-                                          key, receiver, deadline));
+  ASSIGN_OR_RETURN(auto channel, DialChannel(reply, key, receiver));
   if (context_->options.wrap_channel) channel = context_->options.wrap_channel(std::move(channel));
   base::MutexLock lock(mutex_);
   if (down_) {
@@ -109,6 +110,27 @@ absl::Status PairingSession::Dial(const v1::HelloReply& reply) {
   channel_ = std::move(channel);
   receiver_ = std::move(receiver);
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<channel::Channel>> PairingSession::DialChannel(
+    const v1::HelloReply& reply, const base::ChannelKey& key,
+    const std::shared_ptr<transfer::TransferReceiver>& receiver) {
+  const auto deadline = base::Deadline::After(*context_->clock, context_->options.pairing_timeout);
+  const std::string host(base::HostOf(address_));
+  if (reply.transport() != "nccl") {
+    return context_->tcp->Connect(host, reply.data_port(), key, receiver, deadline);
+  }
+  channel::NcclTicket ticket;
+  const std::string& id = reply.nccl().unique_id();
+  const uint64_t piece_bytes = context_->nccl->options().piece_bytes;
+  if (id.size() != ticket.id.size() || reply.nccl().piece_bytes() != piece_bytes) {
+    return base::FailedPrecondition(
+        "nccl: want an id of {} bytes and nccl.piece_bytes {}, got {} bytes and {}",
+        ticket.id.size(), piece_bytes, id.size(), reply.nccl().piece_bytes());
+  }
+  std::copy_n(reinterpret_cast<const std::byte*>(id.data()), id.size(), ticket.id.begin());
+  ticket.epoch = reply.nccl().epoch();
+  return context_->nccl->Connect(host, reply.data_port(), key, ticket, receiver, deadline);
 }
 
 std::shared_ptr<transfer::TransferReceiver> PairingSession::MakeReceiver(
@@ -273,6 +295,11 @@ absl::Status PairingSession::reason() const {
 uint64_t PairingSession::peer_incarnation() const {
   base::MutexLock lock(mutex_);
   return reply_.incarnation();
+}
+
+std::string PairingSession::transport() const {
+  base::MutexLock lock(mutex_);
+  return reply_.transport();
 }
 
 base::Duration PairingSession::lease() const {

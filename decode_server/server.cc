@@ -100,6 +100,10 @@ absl::Status DecodeServer::InitCosts() {
 absl::Status DecodeServer::InitPairings() {
   ASSIGN_OR_RETURN(tcp_, channel::TcpEngine::Create({}, parts_.clock));
   PairingContext context;
+  ASSIGN_OR_RETURN(context.options.transports,
+                   channel::OpenTransports(options_.transport, parts_.nccl, tcp_.get(),
+                                           parts_.clock, *metrics_, &nccl_));
+  if (nccl_ != nullptr) context.nccl = &nccl_->engine();
   context.options.heartbeat = options_.heartbeat;
   context.options.pairing_timeout = options_.pairing_timeout;
   context.options.checksum = options_.checksum;
@@ -202,6 +206,7 @@ DecodeServer::~DecodeServer() {
   rpc_.reset();
   trace_service_.reset();
   service_.reset();
+  nccl_.reset();
   tcp_.reset();
   engine_.reset();
 }

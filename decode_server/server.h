@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "common/base/clock.h"
+#include "common/channel/nccl/nccl_stack.h"
 #include "common/channel/tcp/tcp_engine.h"
 #include "common/executor/executor.h"
 #include "common/kv/pool.h"
@@ -32,7 +33,8 @@ class DecodeServer {
     std::string model_name;
     std::string model_fingerprint;
     const base::Clock* clock = base::Clock::Real();
-    WrapChannel wrap_channel;  // tests put faults between
+    WrapChannel wrap_channel;       // tests put faults between
+    channel::Nccl* nccl = nullptr;  // null: the library, where `channel` asks for it
   };
   // Opens the model, builds the CPU executor, starts.
   static absl::StatusOr<std::unique_ptr<DecodeServer>> FromModel(const Options& options);
@@ -79,6 +81,7 @@ class DecodeServer {
   std::unique_ptr<kv::KvPool> pool_;
   std::unique_ptr<kv::PrefixCache> prefix_cache_;
   std::unique_ptr<channel::TcpEngine> tcp_;
+  std::unique_ptr<channel::NcclStack> nccl_;  // null: not asked for
   std::unique_ptr<transfer::CostModel> costs_;  // null: no calibration
   std::unique_ptr<PairingManager> pairings_;
   std::unique_ptr<selector::SelectorSet> selectors_;

@@ -134,12 +134,22 @@ absl::Status ControlService::BeginPairing(const std::shared_ptr<PeerLink>& link,
   const std::string instance = host + "/" + hello.instance();
   ReplaceOld(link, hello, instance);
   const base::ChannelKey key = base::NewChannelKey();
-  ExpectChannel(link, key);
   v1::HelloReply reply;
+  ASSIGN_OR_RETURN(const std::string transport, TransportFor(hello, parts_.identity));
+  if (transport == "nccl") {
+    ASSIGN_OR_RETURN(const channel::NcclTicket ticket, parts_.nccl->MakeTicket());
+    v1::NcclTicket& told = *reply.mutable_nccl();
+    told.set_unique_id(ticket.id.data(), ticket.id.size());
+    told.set_epoch(ticket.epoch);
+    told.set_piece_bytes(parts_.nccl->options().piece_bytes);
+    ExpectChannel(link, key, &ticket);
+  } else {
+    ExpectChannel(link, key, nullptr);
+  }
   reply.set_wire_version(v1::WIRE_VERSION_CURRENT);
   reply.set_software_version(std::string(config::SoftwareVersion()));
   reply.set_incarnation(parts_.incarnation);
-  reply.set_transport("tcp");
+  reply.set_transport(transport);
   reply.set_data_port(parts_.tcp->listen_port());
   reply.set_channel_key(reinterpret_cast<const char*>(key.data()), key.size());
   reply.set_lease_seconds(base::ToSeconds(options_.lease));
@@ -160,17 +170,23 @@ void ControlService::ReplaceOld(const std::shared_ptr<PeerLink>& link, const v1:
 }
 
 void ControlService::ExpectChannel(const std::shared_ptr<PeerLink>& link,
-                                   const base::ChannelKey& key) {
-  parts_.tcp->Expect(
-      key, std::make_shared<ClosedWatch>(link), options_.pairing_timeout,
-      [this, link](absl::StatusOr<std::shared_ptr<channel::Channel>> channel) {
-        if (!channel.ok()) {
-          link->GoDown(base::Annotate(channel.status(), "waiting for the data channel"));
-          return;
-        }
-        link->SetChannel(options_.wrap_channel ? options_.wrap_channel(*std::move(channel))
-                                               : *std::move(channel));
-      });
+                                   const base::ChannelKey& key,
+                                   const channel::NcclTicket* ticket) {
+  auto on_channel = [this, link](absl::StatusOr<std::shared_ptr<channel::Channel>> channel) {
+    if (!channel.ok()) {
+      link->GoDown(base::Annotate(channel.status(), "waiting for the data channel"));
+      return;
+    }
+    link->SetChannel(options_.wrap_channel ? options_.wrap_channel(*std::move(channel))
+                                           : *std::move(channel));
+  };
+  auto watch = std::make_shared<ClosedWatch>(link);
+  if (ticket == nullptr) {
+    parts_.tcp->Expect(key, std::move(watch), options_.pairing_timeout, std::move(on_channel));
+  } else {
+    parts_.nccl->Expect(key, *ticket, std::move(watch), options_.pairing_timeout,
+                        std::move(on_channel));
+  }
 }
 
 absl::StatusOr<std::shared_ptr<PeerLink>> ControlService::FindUp(
@@ -188,7 +204,7 @@ std::vector<v1::PeerInfo> ControlService::Peers() const {
     v1::PeerInfo info;
     info.set_address(link->instance());
     info.set_up(link->up());
-    info.set_transport("tcp");
+    info.set_transport(link->transport());
     peers.push_back(std::move(info));
   }
   return peers;

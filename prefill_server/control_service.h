@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "common/channel/nccl/nccl_engine.h"
 #include "common/channel/tcp/tcp_engine.h"
 #include "prefill_server/identity.h"
 #include "prefill_server/peer_link.h"
@@ -31,6 +32,7 @@ class ControlService final : public v1::Transfer::CallbackService {
   struct Parts {
     PrefillEngine* engine;
     channel::TcpEngine* tcp;
+    channel::NcclEngine* nccl;  // null: not with us
     const base::Clock* clock;
     metrics::Metrics* metrics;
     Identity identity;
@@ -57,7 +59,9 @@ class ControlService final : public v1::Transfer::CallbackService {
   // Takes down links that this Hello makes obsolete.
   void ReplaceOld(const std::shared_ptr<PeerLink>& link, const v1::Hello& hello,
                   const std::string& instance);
-  void ExpectChannel(const std::shared_ptr<PeerLink>& link, const base::ChannelKey& key);
+  // For the peer's sockets that present the key; with a ticket, for its communicator as well.
+  void ExpectChannel(const std::shared_ptr<PeerLink>& link, const base::ChannelKey& key,
+                     const channel::NcclTicket* ticket);
   void TickLoop();
   std::vector<std::shared_ptr<PeerLink>> Links() const;
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/channel/nccl/nccl.h"
+#include "common/channel/transport_options.h"
 #include "common/rpc/convert.h"
 
 namespace smartgen::prefill_server {
@@ -32,11 +34,19 @@ absl::Status CheckHello(const v1::Hello& hello, const Identity& ours) {
         "selector_parameters: ours {:016x}, theirs {:016x}; give both the same file or neither one",
         ours.selector_parameters, hello.selector_parameters());
   }
-  const auto& transports = hello.transports();
-  if (std::find(transports.begin(), transports.end(), "tcp") == transports.end()) {
-    return base::FailedPrecondition("transports: ours tcp, theirs {}", fmt::join(transports, ","));
-  }
-  return absl::OkStatus();
+  return TransportFor(hello, ours).status();
+}
+
+absl::StatusOr<std::string> TransportFor(const v1::Hello& hello, const Identity& ours) {
+  std::vector<std::string> theirs(hello.transports().begin(), hello.transports().end());
+  ASSIGN_OR_RETURN(std::string chosen, channel::ChooseTransport(ours.transports, theirs));
+  if (chosen != "nccl" || hello.nccl_version() == ours.nccl_version) return chosen;
+  std::erase(theirs, "nccl");
+  absl::StatusOr<std::string> other = channel::ChooseTransport(ours.transports, theirs);
+  if (other.ok()) return other;
+  return base::FailedPrecondition("nccl_version: ours {}, theirs {}",
+                                  channel::NcclVersionText(ours.nccl_version),
+                                  channel::NcclVersionText(hello.nccl_version()));
 }
 
 }  // namespace smartgen::prefill_server

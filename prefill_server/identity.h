@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/base/status.h"
 #include "common/kv/layout.h"
@@ -17,10 +18,14 @@ struct Identity {
   kv::KvLayout layout;
   int64_t context_length = 0;
   uint64_t selector_parameters = 0;  // selector::DigestOf
+  std::vector<std::string> transports = {"tcp"};
+  int nccl_version = 0;  // with transport "nccl"
 };
 
 // FailedPrecondition names the field that differs and both values; InvalidArgument for a Hello that
 // says nothing.
 absl::Status CheckHello(const v1::Hello& hello, const Identity& ours);
+// The first transport of theirs that is ours; "nccl" only if the versions of NCCL are equal.
+absl::StatusOr<std::string> TransportFor(const v1::Hello& hello, const Identity& ours);
 
 }  // namespace smartgen::prefill_server

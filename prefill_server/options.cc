@@ -14,6 +14,7 @@ void Options::Bind(config::Binder& b) {
     s.Field("listen", &metrics_listen, "HTTP address of /metrics; empty: none");
   });
   security.Bind(b);
+  transport.Bind(b);
   b.Choice("compute", &compute, {"auto", "f32", "bf16"},
            "what products are computed in; auto: the faster here");
   b.Field("threads", &threads, "compute threads; 0: one a core");
@@ -68,6 +69,7 @@ absl::Status Options::Check() const {
   if (context_length < 0)
     return base::InvalidArgument("context_length: want at least 0, got {}", context_length);
   RETURN_IF_ERROR(trace.Check());
+  RETURN_IF_ERROR(transport.Check());
   constexpr base::Duration kMin = std::chrono::milliseconds(1);
   const std::pair<const char*, base::Duration> times[] = {{"lease", lease},
                                                           {"heartbeat", heartbeat},

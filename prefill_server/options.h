@@ -5,6 +5,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/status.h"
+#include "common/channel/transport_options.h"
 #include "common/config/binder.h"
 #include "common/rpc/security.h"
 #include "common/trace/trace.h"
@@ -17,6 +18,7 @@ struct Options {
   std::string data_listen = "127.0.0.1:7101";     // KV bytes
   std::string metrics_listen = "127.0.0.1:9101";  // HTTP /metrics; empty: none
   rpc::Security security;
+  channel::TransportOptions transport;
 
   std::string compute = "auto";  // f32, bf16, auto (the faster of the two here)
   int threads = 0;               // 0: one a core

@@ -198,6 +198,11 @@ uint64_t PeerLink::incarnation() const {
   return incarnation_;
 }
 
+std::string PeerLink::transport() const {
+  base::MutexLock lock(mutex_);
+  return channel_ == nullptr ? "" : std::string(channel_->transport());
+}
+
 std::string PeerLink::instance() const {
   base::MutexLock lock(mutex_);
   return instance_;

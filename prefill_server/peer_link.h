@@ -61,6 +61,7 @@ class PeerLink final : public DecodeLink, public std::enable_shared_from_this<Pe
   State state() const;
   uint64_t incarnation() const;
   std::string instance() const;
+  std::string transport() const;  // empty while no channel stands
 
   bool up() const override { return state() == State::kUp; }
   absl::Status Begin(transfer::SendSpec spec) override;

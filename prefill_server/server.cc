@@ -81,9 +81,7 @@ absl::Status PrefillServer::Init() {
   const bool guarded = options_.security.ServerUsesTls() || !options_.security.token.empty();
   RETURN_IF_ERROR(rpc::CheckExposure("data.listen", options_.data_listen, false, guarded,
                                      options_.security.allow_insecure));
-  channel::TcpEngine::Options tcp_options;
-  tcp_options.listen = options_.data_listen;
-  ASSIGN_OR_RETURN(tcp_, channel::TcpEngine::Create(tcp_options, parts_.clock));
+  RETURN_IF_ERROR(InitChannels());
 
   ControlService::Options control_options;
   control_options.heartbeat = options_.heartbeat;
@@ -94,7 +92,7 @@ absl::Status PrefillServer::Init() {
   control_options.wrap_channel = parts_.wrap_channel;
   control_ = std::make_unique<ControlService>(
       control_options,
-      ControlService::Parts{engine_.get(), tcp_.get(), parts_.clock, metrics_.get(), identity_,
+      ControlService::Parts{engine_.get(), tcp_.get(), nccl_ ? &nccl_->engine() : nullptr, parts_.clock, metrics_.get(), identity_,
                             incarnation_, [this] { return draining_.load(); }});
   probe_ = std::make_unique<ProbeHost>(ProbeHost::Options{}, tcp_.get(), parts_.clock);
   traces_ = std::make_unique<trace::TraceStore>(options_.trace, parts_.clock);
@@ -135,6 +133,17 @@ absl::Status PrefillServer::Init() {
                identity_.model_fingerprint, identity_.compute, identity_.context_length,
                pool_->total_pages(), pool_->total_pages() * identity_.layout.PageBytesTotal(),
                incarnation_);
+  return absl::OkStatus();
+}
+
+absl::Status PrefillServer::InitChannels() {
+  channel::TcpEngine::Options tcp_options;
+  tcp_options.listen = options_.data_listen;
+  ASSIGN_OR_RETURN(tcp_, channel::TcpEngine::Create(tcp_options, parts_.clock));
+  ASSIGN_OR_RETURN(identity_.transports, channel::OpenTransports(options_.transport, parts_.nccl,
+                                                                 tcp_.get(), parts_.clock,
+                                                                 *metrics_, &nccl_));
+  if (nccl_ != nullptr) identity_.nccl_version = nccl_->engine().version();
   return absl::OkStatus();
 }
 
@@ -193,6 +202,7 @@ PrefillServer::~PrefillServer() {
   if (probe_ != nullptr) probe_->Stop();
   if (prefill_ != nullptr) prefill_->Flush(kFlushGrace);
   if (rpc_ != nullptr) rpc_->Shutdown(base::Duration(0));
+  nccl_.reset();
   tcp_.reset();
   rpc_.reset();
   trace_service_.reset();

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "common/base/clock.h"
+#include "common/channel/nccl/nccl_stack.h"
 #include "common/channel/tcp/tcp_engine.h"
 #include "common/executor/executor.h"
 #include "common/kv/pool.h"
@@ -34,6 +35,7 @@ class PrefillServer {
     std::string model_fingerprint;
     const base::Clock* clock = base::Clock::Real();
     ControlService::WrapChannel wrap_channel;  // tests put faults between
+    channel::Nccl* nccl = nullptr;             // null: the library, where `channel` asks for it
     base::Duration lease_tick = std::chrono::milliseconds(100);
   };
   // Opens the model, builds the CPU executor, starts.
@@ -61,6 +63,7 @@ class PrefillServer {
   PrefillServer(const Options& options, Parts parts);
   absl::Status Init();
   absl::Status InitPlanner();
+  absl::Status InitChannels();
   void WatchLoop();
 
   const Options options_;
@@ -75,6 +78,7 @@ class PrefillServer {
   std::unique_ptr<selector::SelectorSet> selectors_;
   std::unique_ptr<PrefillEngine> engine_;
   std::unique_ptr<channel::TcpEngine> tcp_;
+  std::unique_ptr<channel::NcclStack> nccl_;  // null: not asked for
   std::unique_ptr<ControlService> control_;
   std::unique_ptr<ProbeHost> probe_;
   std::unique_ptr<trace::TraceStore> traces_;

@@ -1,5 +1,6 @@
 #include "tests/integration/pair_harness.h"
 
+#include <cstdlib>
 #include <utility>
 
 #include "common/rpc/client.h"
@@ -92,6 +93,17 @@ PairTest::PairTest() {
   decode_options_.heartbeat = std::chrono::milliseconds(200);
   decode_options_.stall = std::chrono::milliseconds(200);
   decode_options_.drain_timeout = std::chrono::seconds(5);
+  for (auto* transport : {&prefill_options_.transport, &decode_options_.transport}) {
+    transport->piece_bytes = 64 << 10;
+  }
+  const char* const channel = std::getenv("PAIR_CHANNEL");
+  if (channel != nullptr) UseNccl(channel);
+}
+
+void PairTest::UseNccl(const std::string& channel, fakes::FakeDevice::Options device) {
+  prefill_nccl_ = std::make_unique<NcclDouble>(&nccl_network_, device);
+  decode_nccl_ = std::make_unique<NcclDouble>(&nccl_network_, device);
+  prefill_options_.transport.channel = decode_options_.transport.channel = channel;
 }
 
 PairTest::~PairTest() {
@@ -109,6 +121,7 @@ void PairTest::StartPrefill(int port) {
   parts.model_name = "fake";
   parts.model_fingerprint = kFingerprint;
   parts.wrap_channel = wrap_prefill_;
+  if (prefill_nccl_ != nullptr) parts.nccl = &prefill_nccl_->nccl;
   parts.lease_tick = std::chrono::milliseconds(20);
   auto server = PrefillServer::Start(prefill_options_, std::move(parts));
   ASSERT_TRUE(server.ok()) << server.status();
@@ -122,6 +135,7 @@ void PairTest::StartDecode(std::vector<std::string> addresses) {
   parts.executor = std::make_unique<FakeExecutor>(decode_executor_);
   parts.model_name = "fake";
   parts.model_fingerprint = kFingerprint;
+  if (decode_nccl_ != nullptr) parts.nccl = &decode_nccl_->nccl;
   auto server = DecodeServer::Start(decode_options_, std::move(parts));
   ASSERT_TRUE(server.ok()) << server.status();
   decode_ = *std::move(server);

@@ -20,6 +20,7 @@
 #include "proto/decode.grpc.pb.h"
 #include "proto/prefill.grpc.pb.h"
 #include "tests/fakes/fake_executor.h"
+#include "tests/fakes/fake_nccl.h"
 
 namespace smartgen::integration {
 
@@ -147,9 +148,20 @@ class Call {
   std::thread thread_;
 };
 
+// A GPU with NCCL, as far as a machine without has them.
+struct NcclDouble {
+  NcclDouble(fakes::FakeNcclNetwork* network, fakes::FakeDevice::Options options)
+      : device(options), nccl(network, &device) {}
+  fakes::FakeDevice device;
+  fakes::FakeNccl nccl;
+};
+
+// KV goes over TCP; over NCCL on strict doubles after UseNccl, or everywhere if PAIR_CHANNEL=nccl
+// stands in the environment.
 class PairTest : public ::testing::Test {
  protected:
   PairTest();
+  void UseNccl(const std::string& channel = "nccl", fakes::FakeDevice::Options device = {});
   ~PairTest() override;
 
   void StartPrefill(int port = 0);
@@ -176,6 +188,9 @@ class PairTest : public ::testing::Test {
     return decode_->metrics().GetCounter(name, labels).value();
   }
 
+  fakes::FakeNcclNetwork nccl_network_;
+  std::unique_ptr<NcclDouble> prefill_nccl_;
+  std::unique_ptr<NcclDouble> decode_nccl_;
   FakeExecutor::Options prefill_executor_;
   FakeExecutor::Options decode_executor_;
   prefill_server::Options prefill_options_;

@@ -61,9 +61,16 @@ class NcclFixture : public testing::Test {
     return std::make_unique<NcclSide>(network_.get(), device_options_, options_, listens);
   }
   void Start() {
+    prefill_.reset();
+    decode_.reset();
     network_ = std::make_unique<fakes::FakeNcclNetwork>(network_options_);
     prefill_ = MakeSide(true);
     decode_ = MakeSide(false);
+  }
+  // The process ends and another begins.
+  void Restart(std::unique_ptr<NcclSide>& side) {
+    side.reset();
+    side = MakeSide(&side == &prefill_);
   }
   std::future<Result> Expect(NcclSide& side, const base::ChannelKey& key, const NcclTicket& ticket,
                              const std::shared_ptr<Receiver>& receiver, base::Duration timeout) {
