@@ -18,17 +18,18 @@ _COMMON = {
     "common/config": {"common/base"},
     "common/metrics": {"common/base"},
     "common/trace": {"common/base"},
+    "common/device": {"common/base"},
     "common/model": _EVERYWHERE,
     "common/kv": _EVERYWHERE,
     # Moves bytes and knows nothing of KV.
-    "common/channel": _EVERYWHERE,
+    "common/channel": _EVERYWHERE | {"common/device"},
     "common/selector": _EVERYWHERE | {"common/kv"},
     "common/sampling": {"common/base"},
     "common/tokenizer": _EVERYWHERE | {"common/model"},
     # Knows nothing of models beyond a KV layout.
     "common/transfer": _EVERYWHERE | {"common/channel", "common/kv", "common/trace"},
     # Knows nothing of the network.
-    "common/executor": _EVERYWHERE | {"common/kv", "common/model", "common/selector"},
+    "common/executor": _EVERYWHERE | {"common/device", "common/kv", "common/model", "common/selector"},
     "common/chat": _EVERYWHERE | {"common/model", "common/tokenizer"},
 }
 _BELOW_RPC = set(_COMMON)
@@ -58,7 +59,7 @@ LIBRARIES = [
     (
         "CUDA and NCCL",
         re.compile(r"^(cuda|cublas|cub/|nccl|nvtx|flashinfer/|driver_types\.h)"),
-        ["common/executor/cuda/", "common/channel/nccl/"],
+        ["common/device/*.cc", "common/executor/cuda/", "common/channel/nccl/*.cc"],
     ),
     ("prometheus-cpp", re.compile(r"^prometheus/"), ["common/metrics/*.cc"]),
 ]

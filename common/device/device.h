@@ -79,6 +79,8 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Event>> CreateEvent() = 0;
   // Whether what the event stands for is done. True for one that was never recorded. Does not wait.
   virtual absl::StatusOr<bool> Reached(const Event& event) = 0;
+  // For libraries that work on the calling thread's device.
+  virtual absl::Status MakeCurrent() = 0;
 };
 
 // The devices of this machine; empty without any. FailedPrecondition if this build has no CUDA.

@@ -73,6 +73,7 @@ class FakeDevice final : public device::Device {
     const auto point = static_cast<const Event&>(event).point();
     return point == nullptr || *point;
   }
+  absl::Status MakeCurrent() override { return lost_ ? Lost() : absl::OkStatus(); }
 
   // From here on every call fails, as with a CUDA context that an error has ended.
   void Lose() { lost_ = true; }
