@@ -1,5 +1,6 @@
 // Everything that parses bytes from a peer's data sockets: the preamble, the frame stream (cut at
-// arbitrary places), the head of a KV message, and what the receiver makes of heads.
+// arbitrary places), the head of a KV message, the envelope of a channel over NCCL, and what the
+// receiver makes of heads.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "common/base/hash.h"
+#include "common/channel/nccl/envelope.h"
 #include "common/channel/tcp/frame.h"
 #include "common/transfer/transfer.h"
 #include "common/transfer/wire.h"
@@ -20,7 +22,7 @@ class Sink final : public channel::FrameSink {
  public:
   absl::StatusOr<channel::Placement> OnHead(std::span<const std::byte> head,
                                             uint64_t payload_bytes) override {
-    if (head.empty() || head.size() > channel::kMaxHeadBytes) std::abort();
+    if (head.empty() || head.size() > channel::kMaxTransportHeadBytes) std::abort();
     if (payload_bytes > channel::kMaxPayloadBytes) std::abort();
     (void)transfer::DecodeWireHead(head).ok();
     if (payload_bytes > 1 << 20) return base::ResourceExhausted("too large for a fuzz target");
@@ -69,6 +71,23 @@ void CheckWireHead(std::span<const std::byte> bytes) {
   // What is accepted has one encoding.
   const auto again = transfer::EncodeWireHead(*head);
   if (!std::equal(again.begin(), again.end(), bytes.begin(), bytes.end())) std::abort();
+}
+
+void CheckEnvelope(std::span<const std::byte> bytes) {
+  const auto envelope = channel::Unwrap(bytes);
+  if (!envelope.ok()) return;
+  if (envelope->head.size() >= bytes.size()) std::abort();
+  if (envelope->amount > channel::kMaxPayloadBytes &&
+      envelope->kind == channel::EnvelopeKind::kOffer) {
+    std::abort();
+  }
+  // What comes out comes out again.
+  const auto wrapped = channel::Wrap(*envelope);
+  const auto again = channel::Unwrap(wrapped);
+  if (!again.ok() || again->sequence != envelope->sequence || again->amount != envelope->amount ||
+      again->epoch != envelope->epoch || !std::ranges::equal(again->head, envelope->head)) {
+    std::abort();
+  }
 }
 
 // Heads one after the other (a whole table each, as far as there are bytes), with payloads that the
@@ -162,7 +181,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   const size_t max_read = 1 + data[1] * 37u;
   const auto rest = bytes.subspan(2);
-  switch (data[0] % 4) {
+  switch (data[0] % 5) {
     case 0:
       smartgen::ReadFrames(rest, max_read);
       break;
@@ -171,6 +190,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 3:
       smartgen::ReceiveTarget().Run(rest);
+      break;
+    case 4:
+      smartgen::CheckEnvelope(rest);
       break;
     default:
       if (rest.size() >= smartgen::channel::kPreambleBytes) {
