@@ -118,8 +118,9 @@ class FakeCommunicator final : public channel::NcclCommunicator {
         if (*dead) return Hang(*aborted, abandoned);
         FakeNcclNetwork::Transfer transfer{.bytes = bytes};
         Until(*pair, *aborted, abandoned, [&] {
+          if (transfer.taken) return true;
           if (pair->sending[rank] == nullptr) pair->sending[rank] = &transfer;
-          return transfer.taken;
+          return false;
         });
         const std::lock_guard lock(pair->mutex);
         if (pair->sending[rank] == &transfer) pair->sending[rank] = nullptr;

@@ -65,7 +65,8 @@ class NcclEngine {
   static absl::StatusOr<std::unique_ptr<NcclEngine>> Create(Options options, Nccl* nccl,
                                                             TcpEngine* tcp,
                                                             const base::Clock* clock);
-  // Ends all channels: their receivers have heard OnClosed when it returns.
+  // Ends all channels: their receivers have heard OnClosed when it returns. No Connect may be
+  // running.
   virtual ~NcclEngine() = default;
 
   virtual const Options& options() const = 0;
