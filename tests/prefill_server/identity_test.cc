@@ -69,5 +69,32 @@ TEST(HelloTest, EachFieldThatDiffersIsNamedWithBothValues) {
   EXPECT_THAT(Refusal(hello), HasSubstr("transports: ours tcp, theirs carrier pigeon"));
 }
 
+TEST(HelloTest, TheFirstTransportOfTheirsThatIsOursIsTaken) {
+  v1::Hello hello = Theirs();
+  hello.clear_transports();
+  hello.add_transports("nccl");
+  hello.add_transports("tcp");
+  hello.set_nccl_version(22809);
+  Identity ours = Ours();
+  EXPECT_EQ(*TransportFor(hello, ours), "tcp");
+  ours.transports = {"tcp", "nccl"};
+  ours.nccl_version = 22809;
+  EXPECT_EQ(*TransportFor(hello, ours), "nccl");
+}
+
+TEST(HelloTest, N5_AnotherVersionOfNcclIsNotPairedWithOverNccl) {
+  v1::Hello hello = Theirs();
+  hello.clear_transports();
+  hello.add_transports("nccl");
+  hello.set_nccl_version(23001);
+  Identity ours = Ours();
+  ours.transports = {"nccl", "tcp"};
+  ours.nccl_version = 22809;
+  EXPECT_EQ(TransportFor(hello, ours).status().message(),
+            "nccl_version: ours 2.28.9, theirs 2.30.1");
+  hello.add_transports("tcp");
+  EXPECT_EQ(*TransportFor(hello, ours), "tcp");
+}
+
 }  // namespace
 }  // namespace smartgen::prefill_server
