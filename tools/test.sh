@@ -5,6 +5,7 @@
 #                             clients
 #   tools/test.sh --quick     unit tests alone
 #   tools/test.sh --all       also the two sanitizer builds and the fuzz targets (two more builds)
+#   tools/test.sh --cuda      also compiles the cuda preset (where no CUDA 13 is found: NVIDIA's wheels, 500 MB)
 #
 # The closing line is ctest's, over all that was run.
 set -euo pipefail
@@ -12,12 +13,14 @@ cd "$(dirname "$0")/.."
 
 quick=0
 sanitizers=0
+cuda=0
 for arg in "$@"; do
   case "$arg" in
     --quick) quick=1 ;;
     --all) sanitizers=1 ;;
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "test.sh: unknown argument \"$arg\" (know: --quick, --all)" >&2; exit 2 ;;
+    --cuda) cuda=1 ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "test.sh: unknown argument \"$arg\" (know: --quick, --all, --cuda)" >&2; exit 2 ;;
   esac
 done
 
@@ -46,6 +49,13 @@ fi
 
 step "default model"
 build/release/bin/smartgen fetch-model smollm2-135m
+
+if [ "$cuda" = 1 ]; then
+  step "cuda preset"
+  tools/install_deps.sh --cuda
+  # The parts that differ from the release build, and the daemons that link them.
+  build cuda smartgen_cuda_kernels prefilld decoded
+fi
 
 if [ "$sanitizers" = 1 ]; then
   for preset in asan tsan; do
