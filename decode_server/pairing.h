@@ -50,7 +50,7 @@ struct PairingContext {
     base::Duration max_backoff = std::chrono::seconds(2);
     bool checksum = true;
     rpc::ClientOptions client;
-    WrapChannel wrap_channel;  // tests put faults between
+    WrapChannel wrap_channel;                       // tests put faults between
     std::vector<std::string> transports = {"tcp"};  // in order of preference
   };
   Options options;

@@ -129,9 +129,8 @@ void PairingManager::CountTransport(Pairing& pairing, const PairingSession& sess
   } else if (opened.ok()) {
     context_.metrics->GetCounter("fallback_total", {{"reason", "tcp_for_nccl"}}).Add();
     SMARTGEN_LOG(warn, "pairing", "tcp in the place of nccl with {}: {}", pairing.address,
-                 pairing.nccl_failures >= kNcclFailures
-                     ? "pairing over nccl failed too often"
-                     : "it has none, or another version");
+                 pairing.nccl_failures >= kNcclFailures ? "pairing over nccl failed too often"
+                                                        : "it has none, or another version");
     pairing.nccl_failures = 0;
   }
 }

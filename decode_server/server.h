@@ -81,7 +81,7 @@ class DecodeServer {
   std::unique_ptr<kv::KvPool> pool_;
   std::unique_ptr<kv::PrefixCache> prefix_cache_;
   std::unique_ptr<channel::TcpEngine> tcp_;
-  std::unique_ptr<channel::NcclStack> nccl_;  // null: not asked for
+  std::unique_ptr<channel::NcclStack> nccl_;    // null: not asked for
   std::unique_ptr<transfer::CostModel> costs_;  // null: no calibration
   std::unique_ptr<PairingManager> pairings_;
   std::unique_ptr<selector::SelectorSet> selectors_;

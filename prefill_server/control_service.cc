@@ -170,8 +170,7 @@ void ControlService::ReplaceOld(const std::shared_ptr<PeerLink>& link, const v1:
 }
 
 void ControlService::ExpectChannel(const std::shared_ptr<PeerLink>& link,
-                                   const base::ChannelKey& key,
-                                   const channel::NcclTicket* ticket) {
+                                   const base::ChannelKey& key, const channel::NcclTicket* ticket) {
   auto on_channel = [this, link](absl::StatusOr<std::shared_ptr<channel::Channel>> channel) {
     if (!channel.ok()) {
       link->GoDown(base::Annotate(channel.status(), "waiting for the data channel"));

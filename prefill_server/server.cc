@@ -92,8 +92,9 @@ absl::Status PrefillServer::Init() {
   control_options.wrap_channel = parts_.wrap_channel;
   control_ = std::make_unique<ControlService>(
       control_options,
-      ControlService::Parts{engine_.get(), tcp_.get(), nccl_ ? &nccl_->engine() : nullptr, parts_.clock, metrics_.get(), identity_,
-                            incarnation_, [this] { return draining_.load(); }});
+      ControlService::Parts{engine_.get(), tcp_.get(), nccl_ ? &nccl_->engine() : nullptr,
+                            parts_.clock, metrics_.get(), identity_, incarnation_,
+                            [this] { return draining_.load(); }});
   probe_ = std::make_unique<ProbeHost>(ProbeHost::Options{}, tcp_.get(), parts_.clock);
   traces_ = std::make_unique<trace::TraceStore>(options_.trace, parts_.clock);
   trace_service_ = std::make_unique<rpc::TraceService>(traces_.get(), parts_.clock, "prefilld",
@@ -140,9 +141,9 @@ absl::Status PrefillServer::InitChannels() {
   channel::TcpEngine::Options tcp_options;
   tcp_options.listen = options_.data_listen;
   ASSIGN_OR_RETURN(tcp_, channel::TcpEngine::Create(tcp_options, parts_.clock));
-  ASSIGN_OR_RETURN(identity_.transports, channel::OpenTransports(options_.transport, parts_.nccl,
-                                                                 tcp_.get(), parts_.clock,
-                                                                 *metrics_, &nccl_));
+  ASSIGN_OR_RETURN(identity_.transports,
+                   channel::OpenTransports(options_.transport, parts_.nccl, tcp_.get(),
+                                           parts_.clock, *metrics_, &nccl_));
   if (nccl_ != nullptr) identity_.nccl_version = nccl_->engine().version();
   return absl::OkStatus();
 }

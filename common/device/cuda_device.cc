@@ -13,10 +13,10 @@ absl::Status Failed(const char* call, cudaError_t error) {
   return base::Internal("{}: {} ({})", call, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-#define RETURN_IF_CUDA_ERROR(call)                                   \
-  do {                                                               \
-    const cudaError_t error = (call);                                \
-    if (error != cudaSuccess) return Failed(#call, error);           \
+#define RETURN_IF_CUDA_ERROR(call)                         \
+  do {                                                     \
+    const cudaError_t error = (call);                      \
+    if (error != cudaSuccess) return Failed(#call, error); \
   } while (false)
 
 class CudaMemory final : public Memory {
@@ -130,9 +130,10 @@ class CudaDevice final : public Device {
     const cudaError_t error = cudaHostAlloc(&data, bytes, cudaHostAllocDefault);
     if (error == cudaErrorMemoryAllocation) {
       cudaGetLastError();
-      return base::ResourceExhausted("{} bytes of pinned host memory were asked for: too many "
-                                     "(ulimit -l, or less memory for KV)",
-                                     bytes);
+      return base::ResourceExhausted(
+          "{} bytes of pinned host memory were asked for: too many "
+          "(ulimit -l, or less memory for KV)",
+          bytes);
     }
     if (error != cudaSuccess) return Failed("cudaHostAlloc", error);
     return std::make_unique<CudaMemory>(data, bytes, true, info_.index);

@@ -3,8 +3,8 @@
 // is strict about the rules below (tests/fakes/fake_device.h).
 //
 // Work that is queued on a stream runs in order, some time later, and errors of it show up at any
-// later call: Internal then, from every call, for ever (a CUDA context does not recover; the process
-// must be started anew). Thread-safe, but for a Stream, which one thread uses at a time.
+// later call: Internal then, from every call, for ever (a CUDA context does not recover; the
+// process must be started anew). Thread-safe, but for a Stream, which one thread uses at a time.
 //
 // Everything must be destroyed before its Device. Destroying memory, streams and events does not
 // wait: what is still queued must not use them (the double checks it).

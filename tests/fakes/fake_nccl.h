@@ -26,8 +26,8 @@ namespace smartgen::fakes {
 class FakeNcclNetwork {
  public:
   struct Options {
-    // Whether a rank hears of the other's end (as an asynchronous error, a little later), or is left
-    // hanging until it aborts.
+    // Whether a rank hears of the other's end (as an asynchronous error, a little later), or is
+    // left hanging until it aborts.
     bool tells_of_the_end = true;
     // A call is in progress for up to so many looks at the state.
     int most_looks = 3;
@@ -113,45 +113,46 @@ class FakeCommunicator final : public channel::NcclCommunicator {
   }
   absl::Status Send(std::span<const std::byte> bytes, device::Stream& stream) override {
     return Issue([this, bytes, &stream] {
-      device_->Queue(stream, bytes, [pair = pair_, rank = rank_, bytes, aborted = aborted_,
-                                     dead = dead_](const std::atomic<bool>& abandoned) {
-        if (*dead) return Hang(*aborted, abandoned);
-        FakeNcclNetwork::Transfer transfer{.bytes = bytes};
-        Until(*pair, *aborted, abandoned, [&] {
-          if (transfer.taken) return true;
-          if (pair->sending[rank] == nullptr) pair->sending[rank] = &transfer;
-          return false;
-        });
-        const std::lock_guard lock(pair->mutex);
-        if (pair->sending[rank] == &transfer) pair->sending[rank] = nullptr;
-      });
+      device_->Queue(stream, bytes,
+                     [pair = pair_, rank = rank_, bytes, aborted = aborted_,
+                      dead = dead_](const std::atomic<bool>& abandoned) {
+                       if (*dead) return Hang(*aborted, abandoned);
+                       FakeNcclNetwork::Transfer transfer{.bytes = bytes};
+                       Until(*pair, *aborted, abandoned, [&] {
+                         if (transfer.taken) return true;
+                         if (pair->sending[rank] == nullptr) pair->sending[rank] = &transfer;
+                         return false;
+                       });
+                       const std::lock_guard lock(pair->mutex);
+                       if (pair->sending[rank] == &transfer) pair->sending[rank] = nullptr;
+                     });
     });
   }
   absl::Status Receive(std::span<std::byte> bytes, device::Stream& stream) override {
     return Issue([this, bytes, &stream] {
-      device_->Queue(stream, bytes, [network = network_, pair = pair_, rank = rank_, bytes,
-                                     aborted = aborted_,
-                                     dead = dead_](const std::atomic<bool>& abandoned) {
-        if (*dead) return Hang(*aborted, abandoned);
-        Until(*pair, *aborted, abandoned, [&] {
-          FakeNcclNetwork::Transfer* transfer = pair->sending[1 - rank];
-          if (transfer == nullptr || pair->mismatch) return false;
-          if (transfer->bytes.size() != bytes.size()) {
-            ADD_FAILURE() << "a receive of " << bytes.size() << " bytes meets a send of "
-                          << transfer->bytes.size();
-            pair->mismatch = true;
-            return false;
-          }
-          std::memcpy(bytes.data(), transfer->bytes.data(), bytes.size());
-          if (network->damage_ > 0) {
-            --network->damage_;
-            bytes.back() ^= std::byte{1};
-          }
-          transfer->taken = true;
-          pair->sending[1 - rank] = nullptr;
-          return true;
-        });
-      });
+      device_->Queue(stream, bytes,
+                     [network = network_, pair = pair_, rank = rank_, bytes, aborted = aborted_,
+                      dead = dead_](const std::atomic<bool>& abandoned) {
+                       if (*dead) return Hang(*aborted, abandoned);
+                       Until(*pair, *aborted, abandoned, [&] {
+                         FakeNcclNetwork::Transfer* transfer = pair->sending[1 - rank];
+                         if (transfer == nullptr || pair->mismatch) return false;
+                         if (transfer->bytes.size() != bytes.size()) {
+                           ADD_FAILURE() << "a receive of " << bytes.size()
+                                         << " bytes meets a send of " << transfer->bytes.size();
+                           pair->mismatch = true;
+                           return false;
+                         }
+                         std::memcpy(bytes.data(), transfer->bytes.data(), bytes.size());
+                         if (network->damage_ > 0) {
+                           --network->damage_;
+                           bytes.back() ^= std::byte{1};
+                         }
+                         transfer->taken = true;
+                         pair->sending[1 - rank] = nullptr;
+                         return true;
+                       });
+                     });
     });
   }
   void Abort() override {
@@ -251,8 +252,8 @@ class FakeNccl final : public channel::Nccl {
   }
   device::Device& device() override { return *device_; }
 
-  // As if the process were gone, or its device hung: nothing that it issues ever ends, and nobody is
-  // told.
+  // As if the process were gone, or its device hung: nothing that it issues ever ends, and nobody
+  // is told.
   void Die() { dead_ = true; }
 
  private:

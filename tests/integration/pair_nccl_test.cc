@@ -41,8 +41,7 @@ TEST_F(PairNcclTest, MetricsShowTheTransportAndItsMemory) {
   StartBoth();
   ASSERT_TRUE(Generate(MakeRequest(Prompt(200), 10, v1::MODE_FULL)).status.ok());
   EXPECT_EQ(decode_->metrics()
-                .GetGauge("transport_info",
-                          {{"peer", prefill_->address()}, {"transport", "nccl"}})
+                .GetGauge("transport_info", {{"peer", prefill_->address()}, {"transport", "nccl"}})
                 .value(),
             1);
   ASSERT_TRUE(WaitUntil([&] {

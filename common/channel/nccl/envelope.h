@@ -28,10 +28,10 @@ static_assert(kEnvelopeBytes <= kMaxEnvelopeBytes);
 
 struct Envelope {
   EnvelopeKind kind = EnvelopeKind::kPlain;
-  Lane lane = Lane::kProactive;   // kOffer: kProactive or kSpeculative
-  uint32_t epoch = 0;             // of the pairing; all but kPlain
-  uint64_t sequence = 0;          // of the message; all but kPlain
-  uint64_t amount = 0;            // kOffer: payload bytes; kAccept: pieces
+  Lane lane = Lane::kProactive;     // kOffer: kProactive or kSpeculative
+  uint32_t epoch = 0;               // of the pairing; all but kPlain
+  uint64_t sequence = 0;            // of the message; all but kPlain
+  uint64_t amount = 0;              // kOffer: payload bytes; kAccept: pieces
   std::span<const std::byte> head;  // kPlain, kOffer: what was wrapped
 };
 

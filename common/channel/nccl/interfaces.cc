@@ -26,10 +26,10 @@ std::vector<std::string> NetworkInterfaces() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return names;
   for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
-    const bool usable = (each->ifa_flags & IFF_UP) != 0 && (each->ifa_flags & IFF_LOOPBACK) == 0 &&
-                        each->ifa_addr != nullptr &&
-                        (each->ifa_addr->sa_family == AF_INET ||
-                         each->ifa_addr->sa_family == AF_INET6);
+    const bool usable =
+        (each->ifa_flags & IFF_UP) != 0 && (each->ifa_flags & IFF_LOOPBACK) == 0 &&
+        each->ifa_addr != nullptr &&
+        (each->ifa_addr->sa_family == AF_INET || each->ifa_addr->sa_family == AF_INET6);
     if (usable && std::find(names.begin(), names.end(), each->ifa_name) == names.end()) {
       names.emplace_back(each->ifa_name);
     }
@@ -39,8 +39,8 @@ std::vector<std::string> NetworkInterfaces() {
 }
 
 bool IsVirtualInterface(std::string_view name) {
-  constexpr std::array<std::string_view, 9> kPrefixes = {"docker", "veth", "br-",     "virbr", "cni",
-                                                         "flannel", "cali", "podman", "lxc"};
+  constexpr std::array<std::string_view, 9> kPrefixes = {
+      "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "podman", "lxc"};
   return std::any_of(kPrefixes.begin(), kPrefixes.end(),
                      [&](std::string_view prefix) { return name.starts_with(prefix); });
 }

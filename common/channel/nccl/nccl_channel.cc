@@ -11,7 +11,8 @@ namespace {
 constexpr std::byte kWarmUpByte{0x5a};
 
 std::string_view StateName(NcclChannel::State state) {
-  constexpr std::string_view kNames[] = {"waiting", "joining", "warming", "up", "closing", "closed"};
+  constexpr std::string_view kNames[] = {"waiting", "joining", "warming",
+                                         "up",      "closing", "closed"};
   return kNames[static_cast<size_t>(state)];
 }
 
@@ -266,9 +267,8 @@ absl::Status NcclChannel::OnOffer(const Envelope& envelope) {
         ++stats_.refused_messages;
         stats_.refused_bytes += envelope.amount;
       }
-      return SendEnvelope({.kind = EnvelopeKind::kRefuse,
-                           .epoch = options_.epoch,
-                           .sequence = envelope.sequence});
+      return SendEnvelope(
+          {.kind = EnvelopeKind::kRefuse, .epoch = options_.epoch, .sequence = envelope.sequence});
     }
     offered.placement = *std::move(placement);
   }
@@ -313,8 +313,7 @@ absl::Status NcclChannel::Begin(base::TimePoint due) {
   due_ = due;
   free_before_ = parts_.nccl->device().info().free_bytes;
   ASSIGN_OR_RETURN(stream_, parts_.nccl->device().CreateStream());
-  ASSIGN_OR_RETURN(communicator_,
-                   parts_.nccl->Join(options_.id, static_cast<int>(options_.role)));
+  ASSIGN_OR_RETURN(communicator_, parts_.nccl->Join(options_.id, static_cast<int>(options_.role)));
   Enter(State::kJoining);
   return absl::OkStatus();
 }
@@ -509,9 +508,8 @@ absl::Status NcclChannel::EndSends(base::TimePoint now) {
     out_.pieces.pop_front();
     parts_.staging->Return(piece.slot);
     out_.progress = now;
-    const auto sending =
-        std::find_if(out_.offered.begin(), out_.offered.end(),
-                     [](const Sending& each) { return each.done < each.issued; });
+    const auto sending = std::find_if(out_.offered.begin(), out_.offered.end(),
+                                      [](const Sending& each) { return each.done < each.issued; });
     ++sending->done;
     base::MutexLock lock(mutex_);
     stats_.bytes_sent[static_cast<size_t>(sending->message.lane)] += piece.bytes;
@@ -563,7 +561,7 @@ absl::Status NcclChannel::IssueReceives(base::TimePoint now, int* turn) {
   while (in_.issued < in_.offers.size()) {
     Offered& offered = in_.offers[in_.issued];
     const uint64_t before = offered.issued;
-    while (offered.issued < offered.pieces && *turn > 0 &&
+    while (offered.issued<offered.pieces&& * turn> 0 &&
            static_cast<int>(in_.pieces.size()) < options_.max_in_flight) {
       ASSIGN_OR_RETURN(const bool ready, Ready());
       Slot* const slot = ready ? parts_.staging->Take() : nullptr;
@@ -610,9 +608,8 @@ absl::Status NcclChannel::EndReceives(base::TimePoint now) {
     if (!reached) break;
     in_.progress = now;
     in_.pieces.pop_front();
-    const auto offered =
-        std::find_if(in_.offers.begin(), in_.offers.end(),
-                     [](const Offered& each) { return each.done < each.issued; });
+    const auto offered = std::find_if(in_.offers.begin(), in_.offers.end(),
+                                      [](const Offered& each) { return each.done < each.issued; });
     Scatter(piece.slot->host->bytes().first(piece.bytes), piece.offset,
             offered->placement.segments);
     ++offered->done;

@@ -1,17 +1,17 @@
 // A channel whose background goes over NCCL. It stands on a TCP channel, which carries everything
 // else: all of the on-demand and metadata lanes (a communicator is one queue that nothing
 // overtakes), everything from the decode side to the prefill side, and the envelopes that agree on
-// the order (envelope.h). Over NCCL go the payloads of the proactive and speculative lanes, from the
-// prefill side (rank 0, sender) to the decode side (rank 1, receiver), never the other way: so no
-// circle of devices can wait for one another.
+// the order (envelope.h). Over NCCL go the payloads of the proactive and speculative lanes, from
+// the prefill side (rank 0, sender) to the decode side (rank 1, receiver), never the other way: so
+// no circle of devices can wait for one another.
 //
 //   sender: Send -> queue -> offer ->            accept -> gather, copy in, ncclSend -> on_done
 //   receiver:                 OnHead -> receive issued, accept -> copy out, scatter -> OnPayload
 //
 // States: kWaiting (for the TCP channel) -> kJoining (the communicator) -> kWarming (one byte goes
-// over it, which is what sets connections up) -> kUp -> kClosing (the communicator is being aborted;
-// waits for the TCP channel's end) -> kClosed. From each before kClosing also to kClosing. Moves are
-// made by Enter alone, on the engine's thread.
+// over it, which is what sets connections up) -> kUp -> kClosing (the communicator is being
+// aborted; waits for the TCP channel's end) -> kClosed. From each before kClosing also to kClosing.
+// Moves are made by Enter alone, on the engine's thread.
 #pragma once
 
 #include <array>
@@ -40,9 +40,9 @@ class NcclChannel final : public Channel, public std::enable_shared_from_this<Nc
     Role role = Role::kSender;
     uint32_t epoch = 0;
     NcclUniqueId id{};
-    int max_in_flight = 2;       // pieces of this channel on the device
-    uint64_t window_bytes = 0;   // offered and not yet sent
-    int max_offers = 128;        // the same, in messages
+    int max_in_flight = 2;      // pieces of this channel on the device
+    uint64_t window_bytes = 0;  // offered and not yet sent
+    int max_offers = 128;       // the same, in messages
     uint64_t max_queued_bytes = 0;
     int max_queued_messages = 0;
     base::Duration piece_timeout{0};  // for a piece whose send or receive was issued
@@ -136,7 +136,8 @@ class NcclChannel final : public Channel, public std::enable_shared_from_this<Nc
   };
 
   bool OverNccl(Lane lane) const {
-    return options_.role == Role::kSender && (lane == Lane::kProactive || lane == Lane::kSpeculative);
+    return options_.role == Role::kSender &&
+           (lane == Lane::kProactive || lane == Lane::kSpeculative);
   }
   void Enter(State next);
   void BecomeUp();
@@ -208,7 +209,7 @@ class NcclChannel final : public Channel, public std::enable_shared_from_this<Nc
   uint64_t communicator_bytes_ = 0;
   struct {
     std::deque<Sending> offered;
-    std::deque<Piece> pieces;  // in the order of issue, all of offered's first ones
+    std::deque<Piece> pieces;                 // in the order of issue, all of offered's first ones
     std::array<uint64_t, kNumLanes> bytes{};  // offered and not done
     uint64_t next = 0;                        // sequence
     base::TimePoint progress;

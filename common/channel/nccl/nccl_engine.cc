@@ -102,9 +102,8 @@ absl::Status Engine::Start() {
         "{}, {}",
         options_.slots, options_.piece_bytes, options_.turn_pieces, options_.max_pairs);
   }
-  ASSIGN_OR_RETURN(
-      staging_,
-      Staging::Create(&nccl_->device(), options_.slots, static_cast<size_t>(options_.piece_bytes)));
+  ASSIGN_OR_RETURN(staging_, Staging::Create(&nccl_->device(), options_.slots,
+                                             static_cast<size_t>(options_.piece_bytes)));
   ASSIGN_OR_RETURN(copies_, nccl_->device().CreateStream());
   thread_ = std::thread([this] { Loop(); });
   return absl::OkStatus();
@@ -180,15 +179,15 @@ void Engine::Expect(const base::ChannelKey& key, const NcclTicket& ticket,
     (*shared)(base::Cancelled("the NCCL engine has ended"));
     return;
   }
-  tcp_->Expect(key, channel->TcpReceiver(), timeout,
-               [this, channel, due, commands = commands_](
-                   absl::StatusOr<std::shared_ptr<Channel>> tcp) {
-                 if (!tcp.ok()) return channel->Close(tcp.status());
-                 channel->SetTcp(*tcp);
-                 if (!commands->Post([this, channel, due] { Begin(channel, due); })) {
-                   (*tcp)->Close(base::Cancelled("the NCCL engine has ended"));
-                 }
-               });
+  tcp_->Expect(
+      key, channel->TcpReceiver(), timeout,
+      [this, channel, due, commands = commands_](absl::StatusOr<std::shared_ptr<Channel>> tcp) {
+        if (!tcp.ok()) return channel->Close(tcp.status());
+        channel->SetTcp(*tcp);
+        if (!commands->Post([this, channel, due] { Begin(channel, due); })) {
+          (*tcp)->Close(base::Cancelled("the NCCL engine has ended"));
+        }
+      });
 }
 
 absl::StatusOr<std::shared_ptr<Channel>> Engine::Connect(const std::string& host, int port,
@@ -337,8 +336,8 @@ void Engine::Bury(NcclChannel::Remains remains, std::string peer) {
   burial.remains = std::move(remains);
   burial.begun = clock_->Now();
   burial.peer = std::move(peer);
-  std::thread([communicator = std::shared_ptr<NcclCommunicator>(
-                   std::move(burial.remains.communicator)),
+  std::thread([communicator =
+                   std::shared_ptr<NcclCommunicator>(std::move(burial.remains.communicator)),
                aborted = burial.aborted]() mutable {
     communicator->Abort();
     communicator.reset();

@@ -34,7 +34,7 @@ struct NcclStats {
   // took at the same moment counts as well.
   uint64_t communicator_bytes = 0;
   uint64_t staging_bytes = 0;  // of the device; as much again is pinned
-  int64_t aborts = 0;  // that have ended
+  int64_t aborts = 0;          // that have ended
   int free_slots = 0;
 };
 

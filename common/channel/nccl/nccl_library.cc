@@ -19,7 +19,8 @@ static_assert(sizeof(ncclUniqueId) == sizeof(NcclUniqueId));
 absl::Status Failed(const char* call, ncclResult_t result, ncclComm_t communicator) {
   const char* last = ncclGetLastError(communicator);
   return base::Unavailable("{}: {}{}{}", call, ncclGetErrorString(result),
-                           last != nullptr && *last != '\0' ? ": " : "", last != nullptr ? last : "");
+                           last != nullptr && *last != '\0' ? ": " : "",
+                           last != nullptr ? last : "");
 }
 
 class Communicator final : public NcclCommunicator {
@@ -35,12 +36,12 @@ class Communicator final : public NcclCommunicator {
     return State::kReady;
   }
   absl::Status Send(std::span<const std::byte> bytes, device::Stream& stream) override {
-    return Check("ncclSend", ncclSend(bytes.data(), bytes.size(), ncclInt8, peer_, communicator_,
-                                     , Native(stream)));
+    return Check("ncclSend", ncclSend(bytes.data(), bytes.size(), ncclInt8, peer_, communicator_, ,
+                                      Native(stream)));
   }
   absl::Status Receive(std::span<std::byte> bytes, device::Stream& stream) override {
-    return Check("ncclRecv", ncclRecv(bytes.data(), bytes.size(), ncclInt8, peer_, communicator_,
-                                     , Native(stream)));
+    return Check("ncclRecv", ncclRecv(bytes.data(), bytes.size(), ncclInt8, peer_, communicator_, ,
+                                      Native(stream)));
   }
   void Abort() override {
     if (communicator_ != nullptr) ncclCommAbort(std::exchange(communicator_, nullptr));

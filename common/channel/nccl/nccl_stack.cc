@@ -37,8 +37,7 @@ absl::StatusOr<std::vector<std::string>> OpenTransports(const TransportOptions& 
   if (!opened.ok()) {
     std::erase(transports, "nccl");
     if (transports.empty()) return base::Annotate(opened.status(), "channel: nccl");
-    SMARTGEN_LOG(warn, "channel", "tcp in the place of nccl: {}",
-                 base::MessageOf(opened.status()));
+    SMARTGEN_LOG(warn, "channel", "tcp in the place of nccl: {}", base::MessageOf(opened.status()));
     metrics.GetCounter("fallback_total", {{"reason", "nccl_absent"}}).Add();
     return transports;
   }

@@ -34,7 +34,8 @@ class Staging {
   size_t slot_bytes_ = 0;
 };
 
-// Bytes [offset, offset + part.size()) of what `segments` are together, copied out of and into them.
+// Bytes [offset, offset + part.size()) of what `segments` are together, copied out of and into
+// them.
 void Gather(std::span<const std::span<const std::byte>> segments, uint64_t offset,
             std::span<std::byte> part);
 void Scatter(std::span<const std::byte> part, uint64_t offset,

@@ -331,10 +331,12 @@ TEST_F(NcclEngineTest, N4_EnvelopesOutOfOrderEndThePairing) {
       {{.kind = EnvelopeKind::kOffer, .epoch = 99, .sequence = 1, .amount = 5, .head = head},
        false,
        "epoch"},
-      {{.kind = EnvelopeKind::kAccept, .epoch = 1, .sequence = 3, .amount = 1}, true,
+      {{.kind = EnvelopeKind::kAccept, .epoch = 1, .sequence = 3, .amount = 1},
+       true,
        "answer to offer 3"},
       {{.kind = EnvelopeKind::kRefuse, .epoch = 1, .sequence = 0}, true, "answer to offer 0"},
-      {{.kind = EnvelopeKind::kAccept, .epoch = 1, .sequence = 1, .amount = 1}, false,
+      {{.kind = EnvelopeKind::kAccept, .epoch = 1, .sequence = 1, .amount = 1},
+       false,
        "we make none"},
       {{.kind = EnvelopeKind::kOffer, .epoch = 1, .sequence = 1, .amount = 5, .head = head},
        true,
@@ -464,8 +466,8 @@ TEST_F(NcclEngineTest, W2_WhatIsDeliveredIsWhatWasSentHoweverLateTheStreamsAre) 
   Start();
   NcclPairing pairing = Pair();
   for (int i = 0; i < 100; ++i) {
-    ASSERT_TRUE(pairing.out->Send(Message(Lane::kProactive, std::to_string(i), Pattern(3100, i)))
-                    .ok());
+    ASSERT_TRUE(
+        pairing.out->Send(Message(Lane::kProactive, std::to_string(i), Pattern(3100, i))).ok());
   }
   ASSERT_TRUE(pairing.there->WaitForMessages(100));
   for (const auto& message : pairing.there->messages()) {
@@ -493,7 +495,9 @@ TEST_F(NcclEngineTest, TenThousandTransfersWithFaultsLeaveNothingBehind) {
   network_options_.most_looks = 2;
   Start();
   std::minstd_rand random(5);
-  const auto draw = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };
+  const auto draw = [&](int below) {
+    return static_cast<int>(random() % static_cast<unsigned>(below));
+  };
   int64_t sent = 0;
   int pairings = 0;
   while (sent < 10'000) {
@@ -538,11 +542,11 @@ TEST(NcclEnvelope, WhatIsWrappedComesOutAgain) {
   for (const Envelope& envelope :
        {Envelope{.head = head},
         Envelope{.kind = EnvelopeKind::kOffer,
-                 .lane = Lane::kSpeculative,
-                 .epoch = 0xfedcba98,
-                 .sequence = 0x123456789abcdef0,
-                 .amount = kMaxPayloadBytes,
-                 .head = head},
+        .lane = Lane::kSpeculative,
+        .epoch = 0xfedcba98,
+        .sequence = 0x123456789abcdef0,
+        .amount = kMaxPayloadBytes,
+        .head = head},
         Envelope{.kind = EnvelopeKind::kAccept, .epoch = 1, .sequence = 2, .amount = 3},
         Envelope{.kind = EnvelopeKind::kRefuse, .epoch = 1, .sequence = 2}}) {
     const auto bytes = Wrap(envelope);

@@ -30,8 +30,7 @@ struct NcclSide {
   bool Rests() const {
     const NcclStats stats = engine->stats();
     return stats.channels == 0 && stats.aborting == 0 &&
-           stats.free_slots == engine->options().slots &&
-           device.used() == stats.staging_bytes;
+           stats.free_slots == engine->options().slots && device.used() == stats.staging_bytes;
   }
 
   fakes::FakeDevice device;
@@ -42,8 +41,9 @@ struct NcclSide {
 
 // A channel between two sides, with what came out of it.
 struct NcclPairing {
-  std::shared_ptr<RecordingReceiver> here = std::make_shared<RecordingReceiver>();   // the sender's
-  std::shared_ptr<RecordingReceiver> there = std::make_shared<RecordingReceiver>();  // the receiver's
+  std::shared_ptr<RecordingReceiver> here = std::make_shared<RecordingReceiver>();  // the sender's
+  std::shared_ptr<RecordingReceiver> there =
+      std::make_shared<RecordingReceiver>();  // the receiver's
   std::shared_ptr<Channel> out;
   std::shared_ptr<Channel> back;
 };
