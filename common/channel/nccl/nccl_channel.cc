@@ -247,8 +247,10 @@ absl::Status NcclChannel::OnOffer(const Envelope& envelope) {
   if (envelope.sequence != next_offer_) {
     return base::InvalidArgument("offer: number: want {}, came {}", next_offer_, envelope.sequence);
   }
-  if (offers_ >= options_.max_offers) {
-    return base::InvalidArgument("offer: {} are open, which is the limit", options_.max_offers);
+  // What the sender has done with may be on its way to its place here still: as many again is more
+  // than there are pieces under way.
+  if (const int limit = 2 * options_.max_offers; offers_ >= limit) {
+    return base::InvalidArgument("offer: {} are open, which is the limit", limit);
   }
   Offered offered;
   if (next_offer_++ == 0) {
@@ -577,12 +579,7 @@ absl::Status NcclChannel::IssueReceives(base::TimePoint now, int* turn) {
       --*turn;
       RETURN_IF_ERROR(communicator_->Receive(slot->device->bytes().first(piece.bytes), *stream_));
     }
-    if (offered.issued > before || offered.pieces == 0) {
-      RETURN_IF_ERROR(SendEnvelope({.kind = EnvelopeKind::kAccept,
-                                    .epoch = options_.epoch,
-                                    .sequence = offered.envelope.sequence,
-                                    .amount = offered.issued}));
-    }
+    if (offered.issued > before) RETURN_IF_ERROR(Accept(offered));
     if (offered.issued < offered.pieces) break;
     ++in_.issued;
   }
@@ -620,6 +617,8 @@ absl::Status NcclChannel::EndReceives(base::TimePoint now) {
     in_.offers.pop_front();
     --in_.issued;
     --offers_;
+    // Only now, so that what is open here never grows far beyond what is open there.
+    if (offered.pieces == 0) RETURN_IF_ERROR(Accept(offered));
     if (offered.envelope.sequence == 0) {
       if (warm_up_[0] != kWarmUpByte) {
         return base::Internal("nccl: the warm-up brought another byte: not the peer we meant");
@@ -630,6 +629,13 @@ absl::Status NcclChannel::EndReceives(base::TimePoint now) {
     Deliver(std::move(offered));
   }
   return absl::OkStatus();
+}
+
+absl::Status NcclChannel::Accept(const Offered& offered) {
+  return SendEnvelope({.kind = EnvelopeKind::kAccept,
+                       .epoch = options_.epoch,
+                       .sequence = offered.envelope.sequence,
+                       .amount = offered.issued});
 }
 
 void NcclChannel::Deliver(Offered offered) {

@@ -162,6 +162,7 @@ class NcclChannel final : public Channel, public std::enable_shared_from_this<Nc
   // In.
   absl::Status IssueReceives(base::TimePoint now, int* turn);
   absl::Status EndReceives(base::TimePoint now);
+  absl::Status Accept(const Offered& offered);
   void Deliver(Offered offered);
 
   // Whether operations may be issued. If so, the ones before have their events: what a communicator
