@@ -39,8 +39,8 @@ absl::Status CheckHello(const v1::Hello& hello, const Identity& ours) {
 
 absl::StatusOr<std::string> TransportFor(const v1::Hello& hello, const Identity& ours) {
   std::vector<std::string> theirs(hello.transports().begin(), hello.transports().end());
-  ASSIGN_OR_RETURN(std::string chosen, channel::ChooseTransport(ours.transports, theirs));
-  if (chosen != "nccl" || hello.nccl_version() == ours.nccl_version) return chosen;
+  absl::StatusOr<std::string> chosen = channel::ChooseTransport(ours.transports, theirs);
+  if (!chosen.ok() || *chosen != "nccl" || hello.nccl_version() == ours.nccl_version) return chosen;
   std::erase(theirs, "nccl");
   absl::StatusOr<std::string> other = channel::ChooseTransport(ours.transports, theirs);
   if (other.ok()) return other;

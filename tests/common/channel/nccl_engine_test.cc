@@ -440,7 +440,10 @@ TEST_F(NcclEngineTest, N6_CommunicatorsAreCountedMeasuredAndCapped) {
   EXPECT_TRUE(absl::IsResourceExhausted(out.status())) << out.status();
   EXPECT_THAT(std::string(base::MessageOf(out.status())), HasSubstr("max_pairs"));
   one.out->Close(base::Cancelled("room for another"));
-  EXPECT_TRUE(WaitUntil([&] { return prefill_->engine->stats().aborts == 1; }));
+  EXPECT_TRUE(WaitUntil([&] {
+    const NcclStats stats = prefill_->engine->stats();
+    return stats.channels == 1 && stats.aborting == 0;
+  }));
   NcclPairing four = Pair(*prefill_, *third);
   ExpectWorks(four);
 }

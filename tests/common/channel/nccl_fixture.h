@@ -6,6 +6,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 
 #include "common/channel/nccl/nccl_engine.h"
@@ -93,9 +94,13 @@ class NcclFixture : public testing::Test {
   NcclPairing Pair(NcclSide& from, NcclSide& to) {
     NcclPairing pairing;
     auto [out, back] = TryPair(from, to, pairing);
-    EXPECT_TRUE(out.ok() && back.ok()) << out.status() << " " << back.status();
-    if (out.ok()) pairing.out = *std::move(out);
-    if (back.ok()) pairing.back = *std::move(back);
+    // Nothing that follows makes sense without; a test that ended here would hang in its waits.
+    if (!out.ok() || !back.ok()) {
+      throw std::runtime_error(fmt::format("pairing failed: {}; {}", base::MessageOf(out.status()),
+                                           base::MessageOf(back.status())));
+    }
+    pairing.out = *std::move(out);
+    pairing.back = *std::move(back);
     return pairing;
   }
   NcclPairing Pair() { return Pair(*prefill_, *decode_); }
