@@ -84,10 +84,10 @@ TEST_F(PairExactTest, TokensOutsideALayersWindowDoNotTravel) {
 
 TEST_F(PairExactTest, AFastLinkNeedsNoHandover) {
   StartBoth();
-  const auto request = MakeRequest(Prompt(100), 30, v1::MODE_EXACT);
+  const auto request = MakeRequest(Prompt(100), 400, v1::MODE_EXACT);
   const Result result = Generate(request);
   EXPECT_EQ(result.tokens, Expected(request));
-  EXPECT_LE(result.stats.handover_steps(), 5);
+  EXPECT_LE(result.stats.handover_steps(), 40);  // a tenth, whatever else the machine does
 }
 
 TEST_F(PairExactTest, ManyAtOnceShareStepsAndAreAllRight) {

@@ -118,7 +118,7 @@ TEST_F(ServerTest, ADeadlineReachesTheHandler) {
   ASSERT_TRUE(Info(Open({})).ok());
   const base::Duration left = prefill_.deadline.Remaining(*base::Clock::Real());
   EXPECT_GT(left, 1s);
-  EXPECT_LE(left, 10s);
+  EXPECT_LE(left, 11s);  // gRPC rounds up, and its clock is another one
 }
 
 TEST_F(ServerTest, HealthSaysNotServingUntilTold) {
