@@ -43,10 +43,9 @@ struct Tiling {
   // An odd number of quads: eight lanes that write theirs at once hit all banks.
   static constexpr int kQuadStride = kQuads | 1;
   static constexpr int kLanesARow = 32 / kRows;
+  static constexpr int kSums = kRows * kSlots;  // a lane has
   // Entries whose values a lane loads at once: as far as registers go.
-  static constexpr int kAtOnce = kRows * kSlots > 64 ? 1 : kRows* kSlots > 32 ? 2 : 4;
-  // Blocks of a prefill that a multiprocessor's registers are shared out to.
-  static constexpr int kBlocks = kRows * kSlots > 64 ? 2 : 3;
+  static constexpr int kAtOnce = kSums > 64 ? 1 : kSums > 32 ? 2 : 4;
   static_assert(kRows % 4 == 0 && 32 % kRows == 0 && kWarps % kKeyWarps == 0);
 };
 
@@ -445,8 +444,12 @@ struct PrefillJob {
   }
 };
 
+// Blocks that a multiprocessor's registers are shared out to.
+template <class S>
+constexpr int kPrefillBlocks = S::kSums > 64 ? 2 : 3;
+
 template <typename T, class S>
-__global__ void __launch_bounds__(kThreads, S::kBlocks) PrefillKernel(PrefillRun run) {
+__global__ void __launch_bounds__(kThreads, kPrefillBlocks<S>) PrefillKernel(PrefillRun run) {
   const PrefillAttentionArgs& args = run.args;
   const int group = args.query_heads / args.layer.kv_heads;
   // The last rows see most and begin first.
