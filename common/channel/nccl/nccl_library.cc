@@ -36,11 +36,11 @@ class Communicator final : public NcclCommunicator {
     return State::kReady;
   }
   absl::Status Send(std::span<const std::byte> bytes, device::Stream& stream) override {
-    return Check("ncclSend", ncclSend(bytes.data(), bytes.size(), ncclInt8, peer_, communicator_, ,
+    return Check("ncclSend", ncclSend(bytes.data(), bytes.size(), ncclInt8, peer_, communicator_,
                                       Native(stream)));
   }
   absl::Status Receive(std::span<std::byte> bytes, device::Stream& stream) override {
-    return Check("ncclRecv", ncclRecv(bytes.data(), bytes.size(), ncclInt8, peer_, communicator_, ,
+    return Check("ncclRecv", ncclRecv(bytes.data(), bytes.size(), ncclInt8, peer_, communicator_,
                                       Native(stream)));
   }
   void Abort() override {
