@@ -5,7 +5,7 @@ namespace smartgen::channel {
 
 absl::StatusOr<std::unique_ptr<Nccl>> OpenNccl(device::Device*) {
   return base::FailedPrecondition(
-      "this build has no NCCL: build the cuda preset (README, \"GPUs\") for channel: nccl");
+      "this build has no NCCL: build the cuda preset (README, \"NCCL\") for channel: nccl");
 }
 
 }  // namespace smartgen::channel
