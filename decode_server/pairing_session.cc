@@ -69,7 +69,10 @@ absl::StatusOr<v1::HelloReply> PairingSession::Handshake() {
   hello.set_compute(context_->compute);
   rpc::ToProto(context_->layout, hello.mutable_layout());
   for (const std::string& transport : transports_) hello.add_transports(transport);
-  if (context_->nccl != nullptr) hello.set_nccl_version(context_->nccl->version());
+  if (context_->nccl != nullptr) {
+    hello.set_nccl_version(context_->nccl->version());
+    hello.set_nccl_piece_bytes(context_->nccl->options().piece_bytes);
+  }
   hello.set_checksum(context_->options.checksum);
   hello.set_instance(context_->instance);
   hello.set_selector_parameters(context_->selector_parameters);
@@ -122,11 +125,9 @@ absl::StatusOr<std::shared_ptr<channel::Channel>> PairingSession::DialChannel(
   }
   channel::NcclTicket ticket;
   const std::string& id = reply.nccl().unique_id();
-  const uint64_t piece_bytes = context_->nccl->options().piece_bytes;
-  if (id.size() != ticket.id.size() || reply.nccl().piece_bytes() != piece_bytes) {
-    return base::FailedPrecondition(
-        "nccl: want an id of {} bytes and nccl.piece_bytes {}, got {} bytes and {}",
-        ticket.id.size(), piece_bytes, id.size(), reply.nccl().piece_bytes());
+  if (id.size() != ticket.id.size()) {
+    return base::InvalidArgument("nccl: want an id of {} bytes, got {}", ticket.id.size(),
+                                 id.size());
   }
   std::copy_n(reinterpret_cast<const std::byte*>(id.data()), id.size(), ticket.id.begin());
   ticket.epoch = reply.nccl().epoch();

@@ -141,7 +141,6 @@ absl::Status ControlService::BeginPairing(const std::shared_ptr<PeerLink>& link,
     v1::NcclTicket& told = *reply.mutable_nccl();
     told.set_unique_id(ticket.id.data(), ticket.id.size());
     told.set_epoch(ticket.epoch);
-    told.set_piece_bytes(parts_.nccl->options().piece_bytes);
     ExpectChannel(link, key, &ticket);
   } else {
     ExpectChannel(link, key, nullptr);

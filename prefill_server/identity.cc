@@ -40,10 +40,16 @@ absl::Status CheckHello(const v1::Hello& hello, const Identity& ours) {
 absl::StatusOr<std::string> TransportFor(const v1::Hello& hello, const Identity& ours) {
   std::vector<std::string> theirs(hello.transports().begin(), hello.transports().end());
   absl::StatusOr<std::string> chosen = channel::ChooseTransport(ours.transports, theirs);
-  if (!chosen.ok() || *chosen != "nccl" || hello.nccl_version() == ours.nccl_version) return chosen;
+  if (!chosen.ok() || *chosen != "nccl") return chosen;
+  const bool same_version = hello.nccl_version() == ours.nccl_version;
+  if (same_version && hello.nccl_piece_bytes() == ours.nccl_piece_bytes) return chosen;
   std::erase(theirs, "nccl");
   absl::StatusOr<std::string> other = channel::ChooseTransport(ours.transports, theirs);
   if (other.ok()) return other;
+  if (same_version) {
+    return base::FailedPrecondition("nccl.piece_bytes: ours {}, theirs {}", ours.nccl_piece_bytes,
+                                    hello.nccl_piece_bytes());
+  }
   return base::FailedPrecondition("nccl_version: ours {}, theirs {}",
                                   channel::NcclVersionText(ours.nccl_version),
                                   channel::NcclVersionText(hello.nccl_version()));

@@ -110,7 +110,8 @@ void PeerLink::Tick() {
   {
     base::MutexLock lock(mutex_);
     if (state_ == State::kDown) return;
-    missed = context_.clock->Now() - last_heard_ >= silence;
+    // While the channel is being made the peer has nothing to say; that has its own deadline.
+    missed = state_ != State::kPairing && context_.clock->Now() - last_heard_ >= silence;
     // Nothing goes out before the reply to Hello.
     if (!missed && (state_ == State::kHello || ticks_++ % kTicksPerHeartbeat != 0)) return;
     message.mutable_heartbeat()->set_count(++heartbeats_);

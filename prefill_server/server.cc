@@ -144,7 +144,10 @@ absl::Status PrefillServer::InitChannels() {
   ASSIGN_OR_RETURN(identity_.transports,
                    channel::OpenTransports(options_.transport, parts_.nccl, tcp_.get(),
                                            parts_.clock, *metrics_, &nccl_));
-  if (nccl_ != nullptr) identity_.nccl_version = nccl_->engine().version();
+  if (nccl_ != nullptr) {
+    identity_.nccl_version = nccl_->engine().version();
+    identity_.nccl_piece_bytes = nccl_->engine().options().piece_bytes;
+  }
   return absl::OkStatus();
 }
 

@@ -5,7 +5,7 @@
 #                             clients
 #   tools/test.sh --quick     unit tests alone
 #   tools/test.sh --all       also the two sanitizer builds and the fuzz targets (two more builds)
-#   tools/test.sh --cuda      also compiles the cuda preset (where no CUDA 13 is found: NVIDIA's wheels, 500 MB)
+#   tools/test.sh --cuda      also compiles the cuda preset (with NVIDIA's wheels, 500 MB under build/)
 #
 # The closing line is ctest's, over all that was run.
 set -euo pipefail

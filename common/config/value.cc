@@ -58,19 +58,22 @@ std::optional<int64_t> ParseQuantity(std::string_view text, const std::array<Uni
   const std::string_view number = text.substr(0, digits);
   std::string_view unit_name = text.substr(digits);
   while (unit_name.starts_with(' ')) unit_name.remove_prefix(1);
-  std::optional<int64_t> size = unit_name.empty() ? size_without_unit : std::nullopt;
+  bool known = unit_name.empty() && size_without_unit.has_value();
+  int64_t size = known ? *size_without_unit : 0;
   for (const Unit& unit : units) {
-    if (unit.name == unit_name) size = unit.size;
+    if (unit.name != unit_name) continue;
+    size = unit.size;
+    known = true;
   }
-  if (!size) return std::nullopt;
+  if (!known) return std::nullopt;
   if (const auto whole = ParseNumber<int64_t>(number)) {
     int64_t product = 0;
-    if (__builtin_mul_overflow(*whole, *size, &product)) return std::nullopt;
+    if (__builtin_mul_overflow(*whole, size, &product)) return std::nullopt;
     return product;
   }
   const auto real = ParseDouble(number);
-  if (!real || *real * static_cast<double>(*size) >= 9.2e18) return std::nullopt;
-  return std::llround(*real * static_cast<double>(*size));
+  if (!real || *real * static_cast<double>(size) >= 9.2e18) return std::nullopt;
+  return std::llround(*real * static_cast<double>(size));
 }
 
 template <size_t N>

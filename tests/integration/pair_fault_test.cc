@@ -246,6 +246,10 @@ TEST_F(PairFaultTest, L4_PreemptionLeavesTheOutputUnchanged) {
   // Room for about 40 pages of 16 tokens; six requests want 10 to 13 each.
   decode_options_.kv_bytes = 40 * 16 * 4 * 64;
   decode_options_.prefix_cache = false;
+  // Slow enough that all are here before the first has ended.
+  decode_executor_.before = [](int layer) {
+    if (layer < 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  };
   StartBoth();
   std::vector<v1::GenerateRequest> requests;
   for (int i = 0; i < 6; ++i) {

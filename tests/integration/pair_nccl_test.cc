@@ -97,7 +97,7 @@ TEST_F(PairNcclTest, OtherPiecesAreRefusedByName) {
   prefill_options_.transport.piece_bytes = 128 << 10;
   StartPrefill();
   StartDecode();
-  EXPECT_THAT(Detail(), HasSubstr("nccl.piece_bytes 65536, got 128 bytes and 131072"));
+  EXPECT_THAT(Detail(), HasSubstr("nccl.piece_bytes: ours 131072, theirs 65536"));
 }
 
 TEST_F(PairNcclTest, P3_NothingIsSetUpAfterThePairing) {

@@ -28,7 +28,9 @@ absl::StatusOr<Envelope> Unwrap(std::span<const std::byte> bytes) {
   if (kind == static_cast<uint8_t>(EnvelopeKind::kPlain)) {
     if (bytes.size() == kPlainBytes) return base::InvalidArgument("envelope: no head in it");
     envelope.head = bytes.subspan(kPlainBytes);
-    return envelope;
+    if (envelope.head.size() <= kMaxHeadBytes) return envelope;
+    return base::InvalidArgument("envelope: head: want at most {} bytes, came {}", kMaxHeadBytes,
+                                 envelope.head.size());
   }
   if (kind > static_cast<uint8_t>(EnvelopeKind::kRefuse)) {
     return base::InvalidArgument("envelope: kind: want 0 to 3, came {}", kind);
@@ -46,8 +48,13 @@ absl::StatusOr<Envelope> Unwrap(std::span<const std::byte> bytes) {
   envelope.amount = Get<uint64_t>(&bytes[16]);
   envelope.head = bytes.subspan(kEnvelopeBytes);
   if (envelope.kind != EnvelopeKind::kOffer) {
-    if (envelope.head.empty()) return envelope;
-    return base::InvalidArgument("envelope: {} bytes too many", envelope.head.size());
+    if (!envelope.head.empty()) {
+      return base::InvalidArgument("envelope: {} bytes too many", envelope.head.size());
+    }
+    if (envelope.kind == EnvelopeKind::kRefuse && envelope.amount != 0) {
+      return base::InvalidArgument("refusal: amount: want 0, came {}", envelope.amount);
+    }
+    return envelope;
   }
   envelope.lane = static_cast<Lane>(lane);
   if (envelope.lane != Lane::kProactive && envelope.lane != Lane::kSpeculative) {
@@ -58,6 +65,10 @@ absl::StatusOr<Envelope> Unwrap(std::span<const std::byte> bytes) {
   if (envelope.amount > kMaxPayloadBytes) {
     return base::InvalidArgument("offer: payload: want at most {} bytes, came {}", kMaxPayloadBytes,
                                  envelope.amount);
+  }
+  if (envelope.head.size() > kMaxHeadBytes) {
+    return base::InvalidArgument("offer: head: want at most {} bytes, came {}", kMaxHeadBytes,
+                                 envelope.head.size());
   }
   if (envelope.head.empty() != (envelope.sequence == 0)) {
     return base::InvalidArgument("offer {}: want a head, but for number 0; came {} bytes",

@@ -27,8 +27,7 @@ std::vector<std::string> NetworkInterfaces() {
   if (getifaddrs(&list) != 0) return names;
   for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
     const bool usable =
-        (each->ifa_flags & IFF_UP) != 0 && (each->ifa_flags & IFF_LOOPBACK) == 0 &&
-        each->ifa_addr != nullptr &&
+        (each->ifa_flags & IFF_UP) != 0 && each->ifa_addr != nullptr &&
         (each->ifa_addr->sa_family == AF_INET || each->ifa_addr->sa_family == AF_INET6);
     if (usable && std::find(names.begin(), names.end(), each->ifa_name) == names.end()) {
       names.emplace_back(each->ifa_name);
@@ -49,7 +48,7 @@ absl::Status CheckInterfaces(const std::vector<std::string>& interfaces, std::st
   if (chosen.empty()) {
     std::vector<std::string> real;
     std::copy_if(interfaces.begin(), interfaces.end(), std::back_inserter(real),
-                 [](const std::string& name) { return !IsVirtualInterface(name); });
+                 [](const std::string& name) { return name != "lo" && !IsVirtualInterface(name); });
     if (real.size() < 2) return absl::OkStatus();
     return base::FailedPrecondition(
         "this machine has several network interfaces ({}): set NCCL_SOCKET_IFNAME to the one that "

@@ -10,7 +10,7 @@
 
 namespace smartgen::channel {
 
-// Interfaces of this machine that are up and not the loopback.
+// Interfaces of this machine that are up, the loopback among them.
 std::vector<std::string> NetworkInterfaces();
 
 // Of containers and virtual machines: never the way to another machine.

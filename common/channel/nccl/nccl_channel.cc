@@ -252,6 +252,10 @@ absl::Status NcclChannel::OnOffer(const Envelope& envelope) {
   if (const int limit = 2 * options_.max_offers; offers_ >= limit) {
     return base::InvalidArgument("offer: {} are open, which is the limit", limit);
   }
+  if (const uint64_t limit = 2 * options_.window_bytes; offered_bytes_ > limit) {
+    return base::InvalidArgument("offer: {} bytes are open, more than {}", offered_bytes_.load(),
+                                 limit);
+  }
   Offered offered;
   if (next_offer_++ == 0) {
     if (envelope.amount != warm_up_.size()) {
@@ -284,6 +288,7 @@ absl::Status NcclChannel::OnOffer(const Envelope& envelope) {
   offered.head.assign(envelope.head.begin(), envelope.head.end());
   offered.pieces = PieceCount(envelope.amount, parts_.staging->slot_bytes());
   ++offers_;
+  offered_bytes_ += envelope.amount;
   auto shared = std::make_shared<Offered>(std::move(offered));
   parts_.commands->Post([self = shared_from_this(), shared] {
     if (self->state_ < State::kClosing) self->in_.offers.push_back(std::move(*shared));
@@ -386,7 +391,10 @@ absl::StatusOr<bool> NcclChannel::Reached(const Piece& piece, base::TimePoint pr
     if (reached) return true;
   }
   const base::Duration passed = now - std::max(piece.since, progress);
-  if (passed < options_.piece_timeout) return false;
+  // A sender whose device is held up by another pair gives that one up first: a receiver has
+  // patience for both.
+  const int patience = options_.role == Role::kSender ? 1 : 2;
+  if (passed < patience * options_.piece_timeout) return false;
   return base::DeadlineExceeded("nccl: a {} of {} bytes has made no progress for {:.1f} s",
                                 options_.role == Role::kSender ? "send" : "receive", piece.bytes,
                                 base::ToSeconds(passed));
@@ -405,13 +413,27 @@ absl::Status NcclChannel::OnAnswer(const Envelope& envelope) {
     return base::InvalidArgument("answer to offer {}: open are {} to {}", envelope.sequence, first,
                                  out_.next);
   }
-  Sending& sending = out_.offered[envelope.sequence - first];
+  const auto index = static_cast<size_t>(envelope.sequence - first);
+  Sending& sending = out_.offered[index];
   const bool refuse = envelope.kind == EnvelopeKind::kRefuse;
-  if (sending.refused || (refuse && sending.answered) || envelope.amount > sending.pieces ||
-      envelope.amount < sending.accepted) {
-    return base::InvalidArgument("answer to offer {}: {} pieces after {} of {}{}",
-                                 envelope.sequence, envelope.amount, sending.accepted,
-                                 sending.pieces, sending.refused ? ", refused" : "");
+  // An answer brings news: the first, or more pieces; the warm-up is not refused; and receives are
+  // issued in the order of the offers.
+  bool right = !sending.refused;
+  if (refuse) {
+    right = right && !sending.answered && sending.sequence != 0;
+  } else {
+    right = right && envelope.amount <= sending.pieces &&
+            (envelope.amount > sending.accepted || (!sending.answered && sending.pieces == 0));
+    // One without pieces is accepted when it is delivered, which may be later.
+    for (size_t i = 0; i < index; ++i) {
+      const Sending& before = out_.offered[i];
+      right = right && (before.refused || before.accepted == before.pieces);
+    }
+  }
+  if (!right) {
+    return base::InvalidArgument("answer to offer {}: {} of {} pieces after {}{}, out of order",
+                                 envelope.sequence, envelope.amount, sending.pieces,
+                                 sending.accepted, sending.refused ? ", refused" : "");
   }
   sending.answered = true;
   sending.refused = refuse;
@@ -563,7 +585,7 @@ absl::Status NcclChannel::IssueReceives(base::TimePoint now, int* turn) {
   while (in_.issued < in_.offers.size()) {
     Offered& offered = in_.offers[in_.issued];
     const uint64_t before = offered.issued;
-    while (offered.issued<offered.pieces&& * turn> 0 &&
+    while (*turn > 0 && offered.issued < offered.pieces &&
            static_cast<int>(in_.pieces.size()) < options_.max_in_flight) {
       ASSIGN_OR_RETURN(const bool ready, Ready());
       Slot* const slot = ready ? parts_.staging->Take() : nullptr;
@@ -617,6 +639,7 @@ absl::Status NcclChannel::EndReceives(base::TimePoint now) {
     in_.offers.pop_front();
     --in_.issued;
     --offers_;
+    offered_bytes_ -= offered.envelope.amount;
     // Only now, so that what is open here never grows far beyond what is open there.
     if (offered.pieces == 0) RETURN_IF_ERROR(Accept(offered));
     if (offered.envelope.sequence == 0) {

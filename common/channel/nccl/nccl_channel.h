@@ -195,7 +195,9 @@ class NcclChannel final : public Channel, public std::enable_shared_from_this<Nc
 
   // Of the TCP channel's thread.
   uint64_t next_offer_ = 0;
-  std::atomic<int> offers_{0};  // taken there, delivered by the engine's thread
+  // Taken there, delivered by the engine's thread.
+  std::atomic<int> offers_{0};
+  std::atomic<uint64_t> offered_bytes_{0};
 
   // Of the engine's thread.
   State state_ = State::kWaiting;

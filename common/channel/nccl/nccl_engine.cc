@@ -54,6 +54,7 @@ class Engine final : public NcclEngine {
   NcclStats stats() const override;
 
  private:
+  absl::Status CheckRoom() const;
   absl::StatusOr<ChannelPtr> NewChannel(NcclChannel::Role role, const NcclTicket& ticket,
                                         std::shared_ptr<Receiver> receiver, OnChannel on_channel);
 
@@ -117,6 +118,8 @@ Engine::~Engine() {
 }
 
 absl::StatusOr<NcclTicket> Engine::MakeTicket() {
+  // An id costs a thread and a socket of NCCL's until both ranks have joined: none in vain.
+  RETURN_IF_ERROR(CheckRoom());
   NcclTicket ticket;
   ASSIGN_OR_RETURN(ticket.id, nccl_->MakeUniqueId());
   ticket.epoch = ++epochs_;
@@ -128,14 +131,19 @@ NcclStats Engine::stats() const {
   return stats_;
 }
 
+absl::Status Engine::CheckRoom() const {
+  base::MutexLock lock(mutex_);
+  const int standing = reserved_ + stats_.aborting;
+  if (standing < options_.max_pairs) return absl::OkStatus();
+  return base::ResourceExhausted("nccl: {} communicators stand already (nccl.max_pairs)", standing);
+}
+
 absl::StatusOr<ChannelPtr> Engine::NewChannel(NcclChannel::Role role, const NcclTicket& ticket,
                                               std::shared_ptr<Receiver> receiver,
                                               OnChannel on_channel) {
+  RETURN_IF_ERROR(CheckRoom());
   {
     base::MutexLock lock(mutex_);
-    if (const int standing = reserved_ + stats_.aborting; standing >= options_.max_pairs) {
-      return base::ResourceExhausted("nccl: {} communicators stand already (max_pairs)", standing);
-    }
     ++reserved_;
   }
   NcclChannel::Options options;
@@ -228,6 +236,12 @@ absl::StatusOr<std::shared_ptr<Channel>> Engine::Connect(const std::string& host
   while (!waiting->done && !end.Expired(*clock_)) {
     waiting->changed.WaitFor(waiting->mutex, std::chrono::milliseconds(20));
   }
+  if (!waiting->done) {
+    const absl::Status late =
+        base::DeadlineExceeded("nccl: no channel to {}:{} in time", host, port);
+    channel->Close(late);
+    return late;
+  }
   return waiting->channel;
 }
 
@@ -310,6 +324,11 @@ void Engine::ChooseTurn() {
     return;
   }
   if (turn_ != nullptr && turn_left_ > 0 && turn_->WantsTurn()) return;
+  // What is being aborted may hold the device: nothing is put behind it.
+  if (!burials_.empty()) {
+    turn_.reset();
+    return;
+  }
   // The next after the one whose turn it was.
   const auto at = std::find(channels_.begin(), channels_.end(), turn_);
   const auto after = at == channels_.end() ? channels_.begin() : at + 1;

@@ -1,5 +1,6 @@
 // Channels over NCCL, see nccl_channel.h. One engine a process and device: its thread issues all
-// operations of the device and polls them; it never waits for the device, the network or a peer.
+// operations of the device and polls them; it does not wait for the work of the device, the network
+// or a peer.
 //
 // Why no circle of devices can wait for one another, even if a device runs one operation at a time
 // in the order of issue: data goes from senders to receivers only; a receiving device has receives
@@ -71,6 +72,7 @@ class NcclEngine {
 
   virtual const Options& options() const = 0;
   virtual int version() const = 0;  // NCCL's; must be equal at both ends
+  // ResourceExhausted if there are max_pairs already.
   virtual absl::StatusOr<NcclTicket> MakeTicket() = 0;
 
   using OnChannel = TcpEngine::OnChannel;

@@ -1,5 +1,6 @@
 // NCCL behind nccl.h.
 #include <nccl.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -107,8 +108,11 @@ absl::StatusOr<std::unique_ptr<Nccl>> OpenNccl(device::Device* device) {
     return base::FailedPrecondition("NCCL: want {} or later, the library is {}",
                                     NcclVersionText(kOldest), NcclVersionText(version));
   }
+  // A file of NCCL's may choose as well; what stands in it is NCCL's to read.
   const char* chosen = std::getenv("NCCL_SOCKET_IFNAME");
-  RETURN_IF_ERROR(CheckInterfaces(NetworkInterfaces(), chosen == nullptr ? "" : chosen));
+  if (chosen != nullptr || access("/etc/nccl.conf", R_OK) != 0) {
+    RETURN_IF_ERROR(CheckInterfaces(NetworkInterfaces(), chosen == nullptr ? "" : chosen));
+  }
   return std::make_unique<Library>(device, version);
 }
 

@@ -584,6 +584,10 @@ TEST(NcclEnvelope, WrongFieldsAreNamed) {
   EXPECT_THAT(why(offer, 2, 1), HasSubstr("reserved"));
   EXPECT_THAT(why(offer, 23, 1), HasSubstr("payload"));
   EXPECT_THAT(why(offer, 8, 0), HasSubstr("want a head, but for number 0"));
+  const auto refuse = Wrap({.kind = EnvelopeKind::kRefuse, .sequence = 1});
+  EXPECT_THAT(why(refuse, 16, 1), HasSubstr("refusal: amount"));
+  const std::vector<std::byte> long_head(kMaxHeadBytes + 1);
+  EXPECT_FALSE(Unwrap(Wrap({.head = long_head})).ok());
   auto accept = Wrap({.kind = EnvelopeKind::kAccept, .sequence = 1, .amount = 1});
   accept.push_back(std::byte{0});
   EXPECT_THAT(why(accept, 2, 0), HasSubstr("too many"));

@@ -85,7 +85,7 @@ class NcclFixture : public testing::Test {
                                     base::Duration timeout = std::chrono::seconds(20)) {
     const base::ChannelKey key = base::NewChannelKey();
     const auto ticket = from.engine->MakeTicket();
-    EXPECT_TRUE(ticket.ok());
+    if (!ticket.ok()) return {ticket.status(), ticket.status()};
     auto expected = Expect(from, key, *ticket, pairing.here, timeout);
     Result back = to.engine->Connect("127.0.0.1", from.tcp->listen_port(), key, *ticket,
                                      pairing.there, In(timeout));
