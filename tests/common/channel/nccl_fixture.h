@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "common/base/log.h"
 #include "common/channel/nccl/nccl_engine.h"
 #include "tests/common/channel/tcp_fixture.h"
 #include "tests/fakes/fake_nccl.h"
@@ -54,6 +55,9 @@ class NcclFixture : public testing::Test {
   using Result = absl::StatusOr<std::shared_ptr<Channel>>;
 
   NcclFixture() {
+    // Before there are threads, as daemons do: its library, which the thread sanitizer does not see
+    // into, makes it at the first use.
+    (void)spdlog::default_logger();
     options_.piece_bytes = 1000;
     options_.piece_timeout = std::chrono::seconds(1);
     options_.abort_timeout = std::chrono::seconds(20);
