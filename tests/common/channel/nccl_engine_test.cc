@@ -47,13 +47,13 @@ TEST_F(NcclEngineTest, EveryLaneCarriesMessagesBothWays) {
 TEST_F(NcclEngineTest, SizesAroundAPieceAndNothingAtAllArrive) {
   Start();
   NcclPairing pairing = Pair();
+  pairing.there->piece = 11;
   const std::vector<size_t> sizes = {0, 1, 999, 1000, 1001, 0, 2000, 4001, 0, 12'345};
   for (const size_t size : sizes) {
     ASSERT_TRUE(
         pairing.out->Send(Message(Lane::kProactive, std::to_string(size), Pattern(size, size), 37))
             .ok());
   }
-  pairing.there->piece = 11;
   ASSERT_TRUE(pairing.there->WaitForMessages(sizes.size()));
   const auto messages = pairing.there->messages();
   for (size_t i = 0; i < sizes.size(); ++i) {
