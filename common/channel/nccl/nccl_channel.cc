@@ -481,22 +481,17 @@ absl::Status NcclChannel::OfferOne(OutMessage message, uint64_t bytes, base::Tim
   sending.sequence = out_.next++;
   sending.bytes = bytes;
   sending.pieces = PieceCount(bytes, parts_.staging->slot_bytes());
-  const Envelope envelope{.kind = EnvelopeKind::kOffer,
-                          .lane = sending.message.lane,
-                          .epoch = options_.epoch,
-                          .sequence = sending.sequence,
-                          .amount = bytes,
-                          .head = sending.message.head};
   if (out_.offered.empty()) out_.progress = now;
   out_.bytes[static_cast<size_t>(sending.message.lane)] += bytes;
   out_.offered.push_back(std::move(sending));
   // In the deque first: whatever becomes of it now, its on_done is called.
-  return SendEnvelope({.kind = envelope.kind,
-                       .lane = envelope.lane,
-                       .epoch = envelope.epoch,
-                       .sequence = envelope.sequence,
-                       .amount = envelope.amount,
-                       .head = out_.offered.back().message.head});
+  const Sending& offered = out_.offered.back();
+  return SendEnvelope({.kind = EnvelopeKind::kOffer,
+                       .lane = offered.message.lane,
+                       .epoch = options_.epoch,
+                       .sequence = offered.sequence,
+                       .amount = bytes,
+                       .head = offered.message.head});
 }
 
 absl::Status NcclChannel::IssueSends(base::TimePoint now) {

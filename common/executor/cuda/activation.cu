@@ -52,12 +52,6 @@ __global__ void RoundRowsKernel(RoundRowsArgs args) {
   }
 }
 
-LaunchError CheckRows(int64_t rows, int dim) {
-  if (rows > kMaxRows) return "want rows below 2^31";
-  if (dim < 1) return "want rows of at least one value";
-  return nullptr;
-}
-
 Grid GridOf(int64_t rows, int dim) {
   const unsigned blocks = Ceil(dim, kThreads * kElementsAThread);
   return {static_cast<unsigned>(rows), blocks < kMaxBlocksARow ? blocks : kMaxBlocksARow};

@@ -24,8 +24,7 @@ __global__ void EmbedKernel(EmbedArgs args) {
 
 LaunchError Embed(const EmbedArgs& args, Stream stream) {
   if (args.rows <= 0) return nullptr;
-  if (args.rows > kMaxRows) return "want rows below 2^31";
-  if (args.dim < 1) return "want rows of at least one value";
+  if (const LaunchError error = CheckRows(args.rows, args.dim)) return error;
   if (args.out_stride < args.dim) return "want a stride of at least the row's length";
   const Grid grid{static_cast<unsigned>(args.rows)};
   switch (args.element) {

@@ -25,6 +25,7 @@ inline constexpr int64_t ElementBytes(Element element) { return element == Eleme
 inline constexpr int kPage = 16;  // tokens; kv::kPageTokens
 inline constexpr int kMaxHeadDim = 1024;
 inline constexpr int kMaxHeads = 1024;
+inline constexpr int64_t kMaxRows = INT32_MAX;
 
 // A layer of a sequence: page p of it is at base + pages[p] * page_bytes and holds, for tokens
 // [16 p, 16 p + 16), K[head][token][dim], then V[head][token][dim] (kv::KvLayout).

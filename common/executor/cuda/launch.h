@@ -45,6 +45,13 @@ inline LaunchError CheckLayer(const PagedLayer& layer) {
   return nullptr;
 }
 
+// For kernels that have a block, or a column of them, for a row.
+inline LaunchError CheckRows(int64_t rows, int dim) {
+  if (rows > kMaxRows) return "want rows below 2^31";
+  if (dim < 1) return "want rows of at least one value";
+  return nullptr;
+}
+
 // The page that holds a token, and where K of (head, token) begins in it; V is half a page further.
 __device__ __forceinline__ std::byte* PageOf(const PagedLayer& layer, int64_t page) {
   return layer.base + layer.pages[page] * layer.page_bytes;

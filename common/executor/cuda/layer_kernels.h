@@ -17,8 +17,6 @@
 
 namespace smartgen::executor::cuda {
 
-inline constexpr int64_t kMaxRows = INT32_MAX;
-
 // --- Embedding and norm ---
 
 // Row i of `out` = row tokens[i] of the table (cpu::Matrix::DecodeRow), exactly. A token outside

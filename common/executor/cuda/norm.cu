@@ -65,8 +65,7 @@ LaunchError NormOf(const RmsNormArgs& args, Stream stream) {
 
 LaunchError RmsNorm(const RmsNormArgs& args, Stream stream) {
   if (args.rows <= 0) return nullptr;
-  if (args.rows > kMaxRows) return "want rows below 2^31";
-  if (args.dim < 1) return "want rows of at least one value";
+  if (const LaunchError error = CheckRows(args.rows, args.dim)) return error;
   if (args.x_stride < args.dim || args.out_stride < args.dim ||
       (args.add != nullptr && args.add_stride < args.dim)) {
     return "want strides of at least the row's length";

@@ -141,6 +141,20 @@ class RecordingReceiver : public Receiver {
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
 };
 
+// A message that owns its payload, in segments of `piece` bytes; 0: one segment.
+inline OutMessage MakeMessage(Lane lane, std::string_view head, std::vector<std::byte> payload,
+                              size_t piece, std::function<void(const absl::Status&)> on_done) {
+  auto owner = std::make_shared<std::vector<std::byte>>(std::move(payload));
+  OutMessage message{
+      .lane = lane, .head = Bytes(head), .owner = owner, .on_done = std::move(on_done)};
+  const size_t step = piece == 0 ? std::max<size_t>(owner->size(), 1) : piece;
+  for (size_t at = 0; at < owner->size(); at += step) {
+    message.segments.push_back(
+        std::span<const std::byte>(*owner).subspan(at, std::min(step, owner->size() - at)));
+  }
+  return message;
+}
+
 // Counts on_done calls.
 class DoneCounter {
  public:

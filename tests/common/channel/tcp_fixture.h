@@ -55,15 +55,7 @@ class TcpFixture : public testing::Test {
   }
   OutMessage Message(Lane lane, std::string_view head, std::vector<std::byte> payload,
                      size_t piece = 0) {
-    auto owner = std::make_shared<std::vector<std::byte>>(std::move(payload));
-    OutMessage message{
-        .lane = lane, .head = Bytes(head), .owner = owner, .on_done = done_.Callback()};
-    const size_t step = piece == 0 ? std::max<size_t>(owner->size(), 1) : piece;
-    for (size_t at = 0; at < owner->size(); at += step) {
-      message.segments.push_back(
-          std::span<const std::byte>(*owner).subspan(at, std::min(step, owner->size() - at)));
-    }
-    return message;
+    return MakeMessage(lane, head, std::move(payload), piece, done_.Callback());
   }
   // Dials a lane by hand.
   Fd RawSocket() {
