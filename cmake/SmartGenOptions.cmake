@@ -46,7 +46,16 @@ if(SMARTGEN_CCACHE)
   set(CMAKE_C_COMPILER_LAUNCHER "${SMARTGEN_CCACHE}")
   set(CMAKE_CXX_COMPILER_LAUNCHER "${SMARTGEN_CCACHE}")
 endif()
+# A fast linker, where there is one. Not mold 1: it lays out a program whose only thread-local data is
+# zeros so that, for one layout in a few hundred, the loader refuses it ("cannot apply additional memory
+# protection after relocation"): the empty segment begins inside the page before the one it protects.
 find_program(SMARTGEN_MOLD mold)
+find_program(SMARTGEN_GOLD ld.gold)
 if(SMARTGEN_MOLD)
+  execute_process(COMMAND "${SMARTGEN_MOLD}" --version OUTPUT_VARIABLE mold_version ERROR_QUIET)
+endif()
+if(SMARTGEN_MOLD AND mold_version MATCHES "mold ([0-9]+)" AND CMAKE_MATCH_1 GREATER_EQUAL 2)
   add_link_options(-fuse-ld=mold)
+elseif(SMARTGEN_GOLD)
+  add_link_options(-fuse-ld=gold)
 endif()

@@ -134,6 +134,12 @@ class PrefillEngine {
   absl::Status CheckSplit(const Job& job, const SplitStep& step) const;
   // Makes the KV of the tokens before the step's that have none here.
   absl::Status Replay(RunningSplit& split);
+  // Lets the links of these steps, which are about to run, be free when they will be done.
+  void AnnounceReplies(std::span<const RunningSplit> running);
+  // They took so long together.
+  void NotePace(std::span<const RunningSplit> running, double seconds);
+  // Layers of the one that has the most to run.
+  int MostLayers(std::span<const RunningSplit> running) const;
   void FinishSplit(RunningSplit& split, absl::Status status);
   absl::Status RunSlots(std::span<const executor::DecodeSlot> slots);
   void RunAttends(std::vector<AttendStep> steps);
@@ -172,6 +178,8 @@ class PrefillEngine {
   // Seconds that handed-over steps may still take; grows with time, by handover_share.
   double handover_credit_ = 0;
   base::TimePoint handover_credit_at_;
+  // By how many steps are made at once: seconds a layer, as the latest of them took; 0: not known.
+  std::vector<double> split_pace_;
   bool handover_deferred_ = false;
   bool handover_charged_ = false;       // prompts wait while the steps under way are made
   base::TimePoint deferral_told_at_{};  // or begun

@@ -21,6 +21,8 @@ constexpr base::Duration kTellDeferral = std::chrono::milliseconds(500);
 constexpr size_t kMaxWaitingSteps = 4096;
 // Tokens made anew before a step: many times what the other side ever asks for.
 constexpr size_t kMaxReplayed = 256;
+// Weight of a new step in the pace of steps, which changes slowly as a context grows.
+constexpr double kPaceWeight = 0.5;
 
 std::vector<std::byte> Bytes(std::span<const float> values) {
   const auto bytes = std::as_bytes(values);
@@ -243,8 +245,10 @@ void PrefillEngine::RunSplits(std::vector<SplitStep> steps) {
     slots.push_back(one.Slot(one.step.position, one.step.token, one.step.layer, one.step.hidden));
   }
   if (slots.empty()) return;
+  AnnounceReplies(running);
   const base::TimePoint begin = parts_.clock->Now();
   const absl::Status together = RunSlots(slots);
+  if (together.ok()) NotePace(running, base::ToSeconds(parts_.clock->Now() - begin));
   for (size_t i = 0; i < running.size(); ++i) {
     RunningSplit& one = running[i];
     // One that cannot be computed must not take the others with it.
@@ -256,6 +260,26 @@ void PrefillEngine::RunSplits(std::vector<SplitStep> steps) {
     FinishSplit(one, status);
   }
   hot_->split_steps.Add(static_cast<double>(running.size()));
+}
+
+int PrefillEngine::MostLayers(std::span<const RunningSplit> running) const {
+  int first = parts_.executor->config().num_layers();
+  for (const RunningSplit& one : running) first = std::min(first, one.step.layer);
+  return parts_.executor->config().num_layers() - first;
+}
+
+void PrefillEngine::AnnounceReplies(std::span<const RunningSplit> running) {
+  if (running.size() >= split_pace_.size() || split_pace_[running.size()] <= 0) return;
+  const double seconds = split_pace_[running.size()] * MostLayers(running);
+  const base::TimePoint at = parts_.clock->Now() + base::FromSeconds(seconds);
+  for (const RunningSplit& one : running) one.job->spec.link->ExpectReply(one.step.id, at);
+}
+
+void PrefillEngine::NotePace(std::span<const RunningSplit> running, double seconds) {
+  if (running.size() >= split_pace_.size()) split_pace_.resize(running.size() + 1, 0);
+  double& pace = split_pace_[running.size()];
+  const double now = seconds / MostLayers(running);
+  pace = pace <= 0 ? now : pace + kPaceWeight * (now - pace);
 }
 
 void PrefillEngine::FinishSplit(RunningSplit& split, absl::Status status) {

@@ -58,14 +58,15 @@ class DecodeLink {
   virtual absl::Status Born(const base::TransferId& id, int layer_begin, int64_t token) = 0;
   virtual absl::Status Reply(const base::TransferId& id, uint64_t step, int layer,
                              std::vector<std::byte> bytes) = 0;
+  virtual void ExpectReply(const base::TransferId& id, base::TimePoint at) = 0;
   // Tells the other side how its KV will come.
   virtual void NotifyPlan(const base::TransferId& id, const DeliveryPlan& plan) = 0;
   // What the link can carry; zeros while that is not known.
   virtual transfer::LinkEstimate estimate() const = 0;
   virtual void End(const base::TransferId& id) = 0;
-  // Tells the other side that the transfer is over though it did not ask for that.
   // Steps that the transfer asked for wait for their turn.
   virtual void NotifyDeferred(const base::TransferId& id) = 0;
+  // Tells the other side that the transfer is over though it did not ask for that.
   virtual void NotifyAborted(const base::TransferId& id, std::string_view reason) = 0;
 };
 

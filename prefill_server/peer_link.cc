@@ -405,6 +405,10 @@ absl::Status PeerLink::Reply(const base::TransferId& id, uint64_t step, int laye
   return sending->Reply(id, step, layer, std::move(bytes));
 }
 
+void PeerLink::ExpectReply(const base::TransferId& id, base::TimePoint at) {
+  if (const auto sending = sender()) sending->ExpectReply(id, at);
+}
+
 transfer::LinkEstimate PeerLink::estimate() const {
   const auto sending = sender();
   return sending == nullptr ? transfer::LinkEstimate{} : sending->link();

@@ -72,6 +72,7 @@ class PeerLink final : public DecodeLink, public std::enable_shared_from_this<Pe
   absl::Status Born(const base::TransferId& id, int layer_begin, int64_t token) override;
   absl::Status Reply(const base::TransferId& id, uint64_t step, int layer,
                      std::vector<std::byte> bytes) override;
+  void ExpectReply(const base::TransferId& id, base::TimePoint at) override;
   void NotifyPlan(const base::TransferId& id, const DeliveryPlan& plan) override;
   transfer::LinkEstimate estimate() const override;
   void End(const base::TransferId& id) override;

@@ -10,7 +10,7 @@
 set -euo pipefail
 
 build=(
-  build-essential cmake ninja-build pkg-config ccache mold git ca-certificates curl unzip
+  build-essential cmake ninja-build pkg-config ccache git ca-certificates curl unzip
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc-dev libgrpc++-dev libabsl-dev
   libyaml-cpp-dev prometheus-cpp-dev libgtest-dev libgmock-dev libbenchmark-dev libdnnl-dev
   libboost1.81-dev nlohmann-json3-dev libspdlog-dev libpcre2-dev libssl-dev libxxhash-dev libhwy-dev

@@ -278,12 +278,21 @@ absl::Status TransferSender::Impl::Metadata(const base::TransferId& id, int laye
 
 absl::Status TransferSender::Impl::Reply(const base::TransferId& id, uint64_t step, int layer,
                                          std::vector<std::byte> bytes) {
+  {
+    base::MutexLock lock(mutex_);
+    expected_.erase(id);
+  }
   return QueueOpaque({.lane = Lane::kOnDemand,
                       .path = Path::kHandover,
                       .take = {.layer = layer},
                       .bytes = std::make_shared<std::vector<std::byte>>(std::move(bytes)),
                       .step = step},
                      id);
+}
+
+void TransferSender::Impl::ExpectReply(const base::TransferId& id, base::TimePoint at) {
+  base::MutexLock lock(mutex_);
+  if (transfers_.contains(id)) expected_[id] = at;
 }
 
 SenderStats TransferSender::Impl::End(const base::TransferId& id) {
@@ -295,6 +304,7 @@ SenderStats TransferSender::Impl::End(const base::TransferId& id) {
     if (it == transfers_.end()) return {};
     transfer = std::move(it->second);
     transfers_.erase(it);
+    expected_.erase(id);
     sequence = std::exchange(transfer->sequence, nullptr);
     Unqueue(transfer.get());
     UpdateRunnable(*transfer);
@@ -378,6 +388,9 @@ absl::Status TransferSender::Metadata(const base::TransferId& id, int layer, int
 absl::Status TransferSender::Reply(const base::TransferId& id, uint64_t step, int layer,
                                    std::vector<std::byte> bytes) {
   return impl_->Reply(id, step, layer, std::move(bytes));
+}
+void TransferSender::ExpectReply(const base::TransferId& id, base::TimePoint at) {
+  impl_->ExpectReply(id, at);
 }
 SenderStats TransferSender::End(const base::TransferId& id) { return impl_->End(id); }
 SenderStats TransferSender::stats(const base::TransferId& id) const { return impl_->Stats(id); }

@@ -39,6 +39,7 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
                         bool header, std::vector<std::byte> bytes);
   absl::Status Reply(const base::TransferId& id, uint64_t step, int layer,
                      std::vector<std::byte> bytes);
+  void ExpectReply(const base::TransferId& id, base::TimePoint at);
   SenderStats End(const base::TransferId& id);
   // The sender is gone: ends all, and lets the channel go. Messages under way keep this object, but
   // not the channel, which may therefore end (and let go of what messages pin) before the memory
@@ -138,6 +139,8 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
   // Room in the window for so many bytes; one message, of whatever size, may always be under way.
   bool Fits(int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnWindowed(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // So many bytes of the background would stand before an answer that is expected.
+  bool WouldDelayReply(int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Makes background items of the transfer whose turn it is.
   void GatherBackground() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Post(const ItemPtr& item, std::shared_ptr<kv::KvSequence> sequence, uint64_t number);
@@ -169,6 +172,7 @@ class TransferSender::Impl : public std::enable_shared_from_this<Impl> {
   std::set<RunnableKey> runnable_ ABSL_GUARDED_BY(mutex_);
   uint64_t virtual_time_ ABSL_GUARDED_BY(mutex_) = 0;  // of the transfer served last
   LinkWindow window_ ABSL_GUARDED_BY(mutex_);
+  std::map<base::TransferId, base::TimePoint> expected_ ABSL_GUARDED_BY(mutex_);  // answers
   // Bytes of the background and of metadata that are in a backlog behind the window, or posted.
   int64_t windowed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::array<std::deque<ItemPtr>, channel::kNumLanes> backlog_ ABSL_GUARDED_BY(mutex_);

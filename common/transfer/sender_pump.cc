@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "common/base/hash.h"
@@ -14,6 +15,9 @@ using channel::Lane;
 constexpr int64_t kWindowParts = 2;
 // The channel's limits follow the estimate in steps of this part.
 constexpr int64_t kLimitStep = 8;
+// How long after its time an answer is still waited for. Nothing wakes the sender then: it goes on
+// with what happens next.
+constexpr base::Duration kReplyGrace = std::chrono::milliseconds(100);
 constexpr Lane kWindowedLanes[] = {Lane::kMetadata, Lane::kProactive, Lane::kSpeculative};
 
 bool Windowed(Lane lane) { return lane != Lane::kOnDemand; }
@@ -55,6 +59,16 @@ bool TransferSender::Impl::Fits(int64_t bytes) const {
   return windowed_bytes_ == 0 || windowed_bytes_ + bytes <= window_.bytes();
 }
 
+bool TransferSender::Impl::WouldDelayReply(int64_t bytes) const {
+  if (expected_.empty()) return false;
+  const base::TimePoint now = options_.clock->Now();
+  const std::optional<base::TimePoint> through = window_.ThroughAt(bytes, now);
+  if (!through.has_value()) return false;
+  return std::any_of(expected_.begin(), expected_.end(), [&](const auto& expected) {
+    return *through > expected.second && now < expected.second + kReplyGrace;
+  });
+}
+
 void TransferSender::Impl::OnWindowed(int64_t bytes) {
   if (windowed_bytes_ == 0) window_.OnBusy(options_.clock->Now());
   windowed_bytes_ += bytes;
@@ -71,7 +85,8 @@ void TransferSender::Impl::GatherBackground() {
   int64_t budget = quantum;
   if (next.credits && done) budget = std::min(budget, next.credit);
   // A single token may be more than the quantum.
-  if (!Fits(std::max(budget, next.state.NextBytes()))) return;
+  const int64_t least = std::max(budget, next.state.NextBytes());
+  if (!Fits(least) || WouldDelayReply(least)) return;
   const Path path = next.full                   ? Path::kFull
                     : done && next.deliver_rest ? Path::kSpeculative
                                                 : Path::kProactive;
@@ -113,8 +128,9 @@ TransferSender::Impl::ItemPtr TransferSender::Impl::Next(bool background) {
   const auto& metadata = backlog_[static_cast<size_t>(Lane::kMetadata)];
   if (!metadata.empty() && !full_[static_cast<size_t>(Lane::kMetadata)]) {
     // What is less important does not take the room that it waits for.
-    if (!Fits(metadata.front()->payload_bytes())) return nullptr;
-    OnWindowed(metadata.front()->payload_bytes());
+    const int64_t bytes = metadata.front()->payload_bytes();
+    if (!Fits(bytes) || WouldDelayReply(bytes)) return nullptr;
+    OnWindowed(bytes);
     return TakeFrom(Lane::kMetadata);
   }
   if (backlog_[static_cast<size_t>(Lane::kProactive)].empty() &&
@@ -237,6 +253,7 @@ void TransferSender::Impl::Post(const ItemPtr& item, std::shared_ptr<kv::KvSeque
   bool ended = false;
   {
     base::MutexLock lock(mutex_);
+    window_.OnPosted(item->payload_bytes(), options_.clock->Now());
     ended = item->transfer->sequence == nullptr;
   }
   // End came between Next and Send, and has not seen this message.

@@ -30,6 +30,9 @@ constexpr double kTryGain = 2;
 constexpr double kMaxGain = 16;
 // A round trip that the system measured longer than this was no property of the link.
 constexpr double kMaxRoundTrip = 1.0;
+// How long a rate is believed by ThroughAt: many decode steps, and far less than a link's changes
+// of mind matter for.
+constexpr base::Duration kFresh = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -72,8 +75,23 @@ void LinkWindow::OnHandedOut(uint64_t bytes, const channel::LinkInfo& link, base
   if (seconds < std::max(kSampleSeconds, kSampleRoundTrips * estimate_.rtt_seconds)) return;
   if (have - from_bytes_ < kSampleBytes && seconds < kMaxSampleSeconds) return;
   OnSample(static_cast<double>(have - from_bytes_) / seconds);
+  sampled_at_ = now;
   from_at_ = at;
   from_bytes_ = have;
+}
+
+base::Duration LinkWindow::TimeOf(int64_t bytes) const {
+  return base::FromSeconds(static_cast<double>(bytes) / estimate_.bytes_per_second);
+}
+
+void LinkWindow::OnPosted(int64_t bytes, base::TimePoint now) {
+  if (estimate_.bytes_per_second <= 0) return;
+  through_at_ = std::max(through_at_, now) + TimeOf(bytes);
+}
+
+std::optional<base::TimePoint> LinkWindow::ThroughAt(int64_t bytes, base::TimePoint now) const {
+  if (estimate_.bytes_per_second <= 0 || now - sampled_at_ > kFresh) return std::nullopt;
+  return std::max(through_at_, now) + TimeOf(bytes);
 }
 
 void LinkWindow::OnSample(double bytes_per_second) {

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "common/base/clock.h"
 #include "common/channel/channel.h"
@@ -60,8 +61,15 @@ class LinkWindow {
   // Nothing is under way any more: how fast the rest went says nothing.
   void OnIdle() { measuring_ = false; }
 
+  // So many bytes, of whatever lane, were given to the channel.
+  void OnPosted(int64_t bytes, base::TimePoint now);
+  // When the link will have carried what was given to the channel and `bytes` more. Nothing while
+  // the rate is not known, or was not seen for a while: it can be seen only while the link is busy.
+  std::optional<base::TimePoint> ThroughAt(int64_t bytes, base::TimePoint now) const;
+
  private:
   void OnSample(double bytes_per_second);
+  base::Duration TimeOf(int64_t bytes) const;
 
   const Options options_;
   LinkEstimate estimate_;
@@ -73,6 +81,8 @@ class LinkWindow {
   int believed_ = 0;       // low samples that are believed without another try
   int calm_ = 0;           // samples since the gain was of use
   base::TimePoint busy_at_;
+  base::TimePoint sampled_at_;
+  base::TimePoint through_at_;  // of what was given to the channel
   // A sample begun: from the values below on.
   bool measuring_ = false;
   bool from_acked_ = false;

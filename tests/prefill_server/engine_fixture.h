@@ -46,6 +46,9 @@ class FakeLink final : public DecodeLink {
     answers.push_back(std::move(bytes));
     return absl::OkStatus();
   }
+  void ExpectReply(const base::TransferId& id, base::TimePoint at) override {
+    expected_replies.emplace_back(id.lo, at);
+  }
   void NotifyPlan(const base::TransferId&, const DeliveryPlan& plan) override { last_plan = plan; }
   transfer::LinkEstimate estimate() const override { return link_estimate; }
   void End(const base::TransferId& id) override { calls.push_back(fmt::format("end {}", id.lo)); }
@@ -57,6 +60,7 @@ class FakeLink final : public DecodeLink {
   }
   std::vector<std::string> calls;
   std::vector<std::vector<std::byte>> answers;
+  std::vector<std::pair<uint64_t, base::TimePoint>> expected_replies;
   transfer::SendSpec last_spec;
   DeliveryPlan last_plan;
   transfer::LinkEstimate link_estimate;
