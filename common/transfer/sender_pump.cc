@@ -15,6 +15,9 @@ using channel::Lane;
 constexpr int64_t kWindowParts = 2;
 // The channel's limits follow the estimate in steps of this part.
 constexpr int64_t kLimitStep = 8;
+// What a link carries beside the payloads that are counted (heads, acknowledgements) and the grain
+// of what stands in a path's queues: two full segments.
+constexpr int64_t kReplyMarginBytes = 3000;
 // How long after its time an answer is still waited for. Nothing wakes the sender then: it goes on
 // with what happens next.
 constexpr base::Duration kReplyGrace = std::chrono::milliseconds(100);
@@ -62,7 +65,7 @@ bool TransferSender::Impl::Fits(int64_t bytes) const {
 bool TransferSender::Impl::WouldDelayReply(int64_t bytes) const {
   if (expected_.empty()) return false;
   const base::TimePoint now = options_.clock->Now();
-  const std::optional<base::TimePoint> through = window_.ThroughAt(bytes, now);
+  const std::optional<base::TimePoint> through = window_.ThroughAt(bytes + kReplyMarginBytes, now);
   if (!through.has_value()) return false;
   return std::any_of(expected_.begin(), expected_.end(), [&](const auto& expected) {
     return *through > expected.second && now < expected.second + kReplyGrace;

@@ -12,20 +12,25 @@ namespace {
 constexpr double kSampleSeconds = 0.004;
 constexpr double kSampleRoundTrips = 2;
 constexpr uint64_t kSampleBytes = 64 << 10;
-constexpr double kMaxSampleSeconds = 0.05;
-// Weight of a new sample. Growth is believed sooner than decline: what has gone through, the link
-// can carry, while less may have been our own fault.
-constexpr double kUpWeight = 0.5;
-constexpr double kDownWeight = 0.125;
+constexpr double kMaxSampleSeconds = 0.1;
+// Weight of a new block, and of a sample that is much above what is known: growth is believed
+// sooner than whims and decline, since what has gone through, the link can carry, while less may
+// have been our own fault.
+constexpr double kWeight = 0.5;
 // The rate has been found when three samples in a row are not this much above what is known.
-constexpr double kStartGrowth = 1.25;
+constexpr double kGrowth = 1.25;
 constexpr int kFlatSamples = 3;
 constexpr double kStartGain = 2;
-// A sample below this part of what is known is low. After a try that brought nothing, so many are
-// believed before the next; a gain is halved after so many samples that were not low.
+// Samples have whims; so many make a block, whose mean is believed. A block below this part of what
+// is known is low. After a try that brought less than kGrowth, so many are believed before the
+// next. A gain is halved after so many blocks, whatever they were; it was still of use if one of
+// the next is below this part.
+constexpr int kBlockSamples = 4;
 constexpr double kLow = 0.8;
-constexpr int kBelieved = 8;
-constexpr int kCalm = 64;
+constexpr int kBelieved = 2;
+constexpr int kGainBlocks = 16;
+constexpr int kHalvedBlocks = 2;
+constexpr double kStillOfUse = 0.9;
 constexpr double kTryGain = 2;
 constexpr double kMaxGain = 16;
 // A round trip that the system measured longer than this was no property of the link.
@@ -101,31 +106,44 @@ void LinkWindow::OnSample(double bytes_per_second) {
     return;
   }
   if (starting_) {
-    flat_samples_ = bytes_per_second < kStartGrowth * known ? flat_samples_ + 1 : 0;
+    flat_samples_ = bytes_per_second < kGrowth * known ? flat_samples_ + 1 : 0;
     starting_ = flat_samples_ < kFlatSamples;
     known = std::max(known, bytes_per_second);
     return;
   }
-  if (tried_from_ > 0 && bytes_per_second < kStartGrowth * tried_from_) {
+  if (bytes_per_second > kGrowth * known) known += kWeight * (bytes_per_second - known);
+  block_sum_ += bytes_per_second;
+  if (++block_samples_ < kBlockSamples) return;
+  block_samples_ = 0;
+  OnBlock(std::exchange(block_sum_, 0) / kBlockSamples);
+}
+
+void LinkWindow::OnBlock(double bytes_per_second) {
+  double& known = estimate_.bytes_per_second;
+  if (tried_from_ > 0 && bytes_per_second < kGrowth * tried_from_) {
     gain_ /= kTryGain;
     believed_ = kBelieved;
   }
-  const bool in_use = std::exchange(tried_from_, 0) > 0 && believed_ == 0;
-  const bool low = bytes_per_second < kLow * known;
-  if (low && believed_ == 0 && gain_ < kMaxGain) {
+  tried_from_ = 0;
+  if (halved_blocks_ > 0) {
+    --halved_blocks_;
+    if (bytes_per_second < kStillOfUse * known) return SetGain(gain_ * kTryGain);
+  }
+  if (bytes_per_second < kLow * known && believed_ == 0 && gain_ < kMaxGain) {
     tried_from_ = bytes_per_second;
-    gain_ *= kTryGain;
-    calm_ = 0;
-    return;
+    return SetGain(gain_ * kTryGain);
   }
   if (believed_ > 0) --believed_;
-  calm_ = in_use || low ? 0 : calm_ + 1;
-  if (calm_ >= kCalm) {
-    calm_ = 0;
-    gain_ = std::max(gain_ / kTryGain, 1.0);
+  if (++gain_blocks_ >= kGainBlocks && gain_ > 1) {
+    SetGain(gain_ / kTryGain);
+    halved_blocks_ = kHalvedBlocks;
   }
-  const double weight = bytes_per_second > known ? kUpWeight : kDownWeight;
-  known += weight * (bytes_per_second - known);
+  known += kWeight * (bytes_per_second - known);
+}
+
+void LinkWindow::SetGain(double gain) {
+  gain_ = gain;
+  gain_blocks_ = halved_blocks_ = 0;
 }
 
 }  // namespace smartgen::transfer

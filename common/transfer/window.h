@@ -69,6 +69,8 @@ class LinkWindow {
 
  private:
   void OnSample(double bytes_per_second);
+  void OnBlock(double bytes_per_second);
+  void SetGain(double gain);
   base::Duration TimeOf(int64_t bytes) const;
 
   const Options options_;
@@ -78,8 +80,11 @@ class LinkWindow {
   int flat_samples_ = 0;   // in a row, while starting
   double gain_ = 1;        // of the limits: more than 1 where acknowledgements are late
   double tried_from_ = 0;  // the low rate for which the gain was doubled; 0: no try is under way
-  int believed_ = 0;       // low samples that are believed without another try
-  int calm_ = 0;           // samples since the gain was of use
+  int believed_ = 0;       // low blocks that are believed without another try
+  int gain_blocks_ = 0;    // since the gain was set
+  int halved_blocks_ = 0;  // still to come after the gain was halved
+  int block_samples_ = 0;
+  double block_sum_ = 0;
   base::TimePoint busy_at_;
   base::TimePoint sampled_at_;
   base::TimePoint through_at_;  // of what was given to the channel

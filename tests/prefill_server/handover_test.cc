@@ -163,6 +163,29 @@ TEST_F(HandoverTest, AStepOfATransferThatIsOverDoesNoHarm) {
   EXPECT_EQ(FreeOrCached(), pool_->total_pages());
 }
 
+TEST_F(HandoverTest, TheLinkIsToldWhenAnAnswerWillComeOnceThePaceIsKnown) {
+  Make(256);
+  const JobSpec spec = Held(1, 20);
+  // 60 ms for both layers.
+  before_ = [&](int) { clock_.Advance(std::chrono::milliseconds(60)); };
+  engine_->SubmitSplit({SplitStep{spec.id, 20, 5, 0, {}}});
+  RunAll();
+  EXPECT_TRUE(link_->expected_replies.empty());
+  const base::TimePoint second = clock_.Now();
+  engine_->SubmitSplit({SplitStep{spec.id, 21, 5, 0, {}}});
+  RunAll();
+  ASSERT_EQ(link_->expected_replies.size(), 1u);
+  EXPECT_EQ(link_->expected_replies[0].first, spec.id.lo);
+  EXPECT_NEAR(base::ToSeconds(link_->expected_replies[0].second - second), 0.06, 1e-6);
+  // One layer of two.
+  const Whole whole = Reference(spec, 5, 1);
+  const base::TimePoint third = clock_.Now();
+  engine_->SubmitSplit({SplitStep{spec.id, 22, 5, 1, whole.hidden}});
+  RunAll();
+  ASSERT_EQ(link_->expected_replies.size(), 2u);
+  EXPECT_NEAR(base::ToSeconds(link_->expected_replies[1].second - third), 0.03, 1e-6);
+}
+
 TEST_F(HandoverTest, StepsAreMadeBetweenTheLayersOfAPrompt) {
   Make(256);
   const JobSpec held = Held(1, 20);

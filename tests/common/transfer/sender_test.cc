@@ -210,6 +210,79 @@ TEST_F(SenderTest, TheWindowIsNeverExceededAndNeverLeftEmpty) {
   EXPECT_EQ(channel_->limit(Lane::kOnDemand), 0u);
 }
 
+class ExpectedReplyTest : public SenderTest {
+ protected:
+  // A link of 102,400 bytes a second that has been seen to be one; messages of 2,048 bytes, two
+  // under way.
+  void SetUp() override {
+    SenderTest::SetUp();
+    Start({.window = {.min_bytes = 4096, .max_bytes = 4096, .initial_bytes = 4096}});
+    id_ = Begin({.begin = 0, .end = 2048});
+    AllReady(id_);
+    for (int n = 0; n < 60; ++n) ASSERT_TRUE(HandOut());
+    ASSERT_NEAR(sender_->link().bytes_per_second, 102400, 2000);
+    channel_->TakeSent();
+  }
+  // False: the link is idle.
+  bool HandOut() {
+    clock_.Advance(std::chrono::milliseconds(20));
+    return channel_->HandOutOne();
+  }
+  // Messages until the link is idle; 20 if it does not become so.
+  int HandedOut() {
+    int messages = 0;
+    while (messages < 20 && HandOut()) ++messages;
+    return messages;
+  }
+  void Reply() { ASSERT_TRUE(sender_->Reply(id_, 7, 0, std::vector<std::byte>(100)).ok()); }
+
+  base::TransferId id_;
+};
+
+TEST_F(ExpectedReplyTest, TheBackgroundIsThroughWhenTheAnswerComes) {
+  sender_->ExpectReply(id_, clock_.Now() + std::chrono::milliseconds(160));
+  const int messages = HandedOut();
+  EXPECT_GE(messages, 5);  // 100 ms, and the margin of two segments
+  EXPECT_LE(messages, 8);
+  channel_->TakeSent();
+  Reply();
+  EXPECT_EQ(HandedOut(), 20);  // the link is the background's again
+  EXPECT_EQ(channel_->TakeSent().at(0).lane, Lane::kOnDemand);
+}
+
+TEST_F(ExpectedReplyTest, WithAnAnswerThatIsFarOffNothingWaits) {
+  sender_->ExpectReply(id_, clock_.Now() + std::chrono::seconds(10));
+  EXPECT_EQ(HandedOut(), 20);
+}
+
+TEST_F(ExpectedReplyTest, AnAnswerThatIsLateIsNotWaitedForWithoutEnd) {
+  sender_->ExpectReply(id_, clock_.Now() + std::chrono::milliseconds(60));
+  EXPECT_LT(HandedOut(), 4);
+  sender_->Credit(id_, 1);  // something happens
+  EXPECT_FALSE(HandOut());
+  clock_.Advance(std::chrono::milliseconds(100));
+  sender_->Credit(id_, 1);
+  EXPECT_TRUE(HandOut());
+}
+
+TEST_F(ExpectedReplyTest, AnAnswerOfATransferThatEndsIsExpectedNoMore) {
+  const base::TransferId other = Begin({.begin = 0, .end = 2048});
+  AllReady(other);
+  sender_->ExpectReply(base::NewTransferId(), clock_.Now());  // of none that there is
+  sender_->ExpectReply(id_, clock_.Now() + std::chrono::milliseconds(60));
+  EXPECT_LT(HandedOut(), 4);
+  sender_->End(id_);
+  EXPECT_EQ(HandedOut(), 20);
+}
+
+TEST_F(SenderTest, WhileTheLinksRateIsNotKnownNothingWaitsForAnAnswer) {
+  Start({.window = {.min_bytes = 4096, .max_bytes = 4096, .initial_bytes = 4096}});
+  const auto id = Begin({.begin = 0, .end = 2048});
+  sender_->ExpectReply(id, clock_.Now());
+  AllReady(id);
+  EXPECT_EQ(Bytes(Drain()), 2048 * kTokenBytes);
+}
+
 TEST_F(SenderTest, ThreeTransfersShareTheLinkFairly) {
   Start({.window = {.min_bytes = 2048, .max_bytes = 2048, .initial_bytes = 2048}});
   std::map<base::TransferId, int64_t> bytes;
