@@ -2,7 +2,15 @@
 
 #include <utility>
 
+#include "common/base/memory.h"
+
 namespace smartgen::decode_server {
+namespace {
+
+// A quarter; see kv_bytes.
+constexpr int kMemoryShare = 4;
+
+}  // namespace
 
 void Options::Bind(config::Binder& b) {
   b.Field("model", &model,
@@ -29,6 +37,7 @@ void Options::Bind(config::Binder& b) {
           "share of the context that a step reads, in modes that select");
   b.Field("speculative_ratio", &transfer.speculative_ratio,
           "share of the KV delivered in idle time a step; 0: as much as fits");
+  backend.Bind(b);
   b.Choice("compute", &compute, {"auto", "f32", "bf16"},
            "what products are computed in; auto: the faster here");
   b.Field("threads", &threads, "compute threads; 0: one a core");
@@ -91,6 +100,7 @@ absl::Status Options::Check() const {
   RETURN_IF_ERROR(transfer.Check());
   RETURN_IF_ERROR(trace.Check());
   RETURN_IF_ERROR(transport.Check());
+  RETURN_IF_ERROR(backend.Check());
   constexpr base::Duration kMin = std::chrono::milliseconds(1);
   const std::pair<const char*, base::Duration> times[] = {{"heartbeat", heartbeat},
                                                           {"pairing_timeout", pairing_timeout},
@@ -104,6 +114,12 @@ absl::Status Options::Check() const {
       return base::InvalidArgument("{}: want at least 1ms, got {}ns", name, value.count());
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> Options::PoolBytes() const {
+  if (kv_bytes > 0) return kv_bytes;
+  ASSIGN_OR_RETURN(const int64_t available, base::AvailableMemoryBytes());
+  return available / kMemoryShare;
 }
 
 }  // namespace smartgen::decode_server

@@ -8,6 +8,7 @@
 #include "common/base/status.h"
 #include "common/channel/transport_options.h"
 #include "common/config/binder.h"
+#include "common/executor/backend/backend.h"
 #include "common/rpc/security.h"
 #include "common/trace/trace.h"
 #include "common/transfer/request_options.h"
@@ -21,6 +22,7 @@ struct Options {
   std::vector<std::string> prefill;               // gRPC addresses of prefill instances, host:port
   rpc::Security security;
   channel::TransportOptions transport;
+  executor::BackendOptions backend;
 
   std::string mode = "auto";          // for requests that name none
   transfer::RequestOptions transfer;  // what requests leave open
@@ -69,6 +71,8 @@ struct Options {
   void Bind(config::Binder& b);
   // What concerns several keys, or ranges.
   absl::Status Check() const;
+  // Of the KV pool: kv_bytes, or what 0 stands for now.
+  absl::StatusOr<int64_t> PoolBytes() const;
 };
 
 }  // namespace smartgen::decode_server

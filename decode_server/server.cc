@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/base/cpu.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
-#include "common/base/memory.h"
 #include "common/config/version.h"
 #include "common/rpc/convert.h"
 #include "common/selector/parameters.h"
@@ -66,11 +64,8 @@ absl::Status DecodeServer::InitPool() {
     context_length_ = std::min(context_length_, options_.context_length);
   layout_ = executor.Layout(context_length_);
   kv::KvPool::Options pool_options;
-  pool_options.bytes = options_.kv_bytes;
-  if (pool_options.bytes == 0) {
-    ASSIGN_OR_RETURN(const int64_t available, base::AvailableMemoryBytes());
-    pool_options.bytes = available / kMemoryShare;
-  }
+  ASSIGN_OR_RETURN(pool_options.bytes, options_.PoolBytes());
+  pool_options.memory = executor.page_memory();
   ASSIGN_OR_RETURN(pool_, kv::KvPool::Create(layout_, pool_options));
   kv::PrefixCache::Options cache_options;
   cache_options.enabled = options_.prefix_cache;
@@ -84,7 +79,7 @@ absl::Status DecodeServer::InitCosts() {
   ASSIGN_OR_RETURN(costs_, transfer::LoadCostModel(options_.calibration,
                                                    {.model_fingerprint = parts_.model_fingerprint,
                                                     .compute = compute_,
-                                                    .cpu = base::CpuName(),
+                                                    .cpu = parts_.hardware,
                                                     .threads = parts_.executor->threads()}));
   if (costs_ == nullptr) return absl::OkStatus();
   for (const std::string& peer : options_.prefill) {

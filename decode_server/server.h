@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "common/base/clock.h"
+#include "common/base/cpu.h"
 #include "common/channel/nccl/nccl_stack.h"
 #include "common/channel/tcp/tcp_engine.h"
 #include "common/executor/executor.h"
@@ -32,12 +33,13 @@ class DecodeServer {
     std::unique_ptr<executor::Executor> executor;
     std::string model_name;
     std::string model_fingerprint;
+    std::string hardware = base::CpuName();  // that the executor runs on; calibrations name it
     const base::Clock* clock = base::Clock::Real();
     WrapChannel wrap_channel;       // tests put faults between
     channel::Nccl* nccl = nullptr;  // null: the library, where `channel` asks for it
   };
-  // Opens the model, builds the CPU executor, starts.
-  static absl::StatusOr<std::unique_ptr<DecodeServer>> FromModel(const Options& options);
+  // Opens the model, makes the executor that the options name, starts.
+  static absl::StatusOr<std::unique_ptr<DecodeServer>> FromModel(const Options& given);
   static absl::StatusOr<std::unique_ptr<DecodeServer>> Start(const Options& options, Parts parts);
   // At once: what runs is aborted.
   ~DecodeServer();

@@ -1,6 +1,14 @@
 #include "prefill_server/options.h"
 
+#include "common/base/memory.h"
+
 namespace smartgen::prefill_server {
+namespace {
+
+// A fifth; see kv_bytes.
+constexpr int kMemoryShare = 5;
+
+}  // namespace
 
 void Options::Bind(config::Binder& b) {
   b.Field("model", &model,
@@ -15,6 +23,7 @@ void Options::Bind(config::Binder& b) {
   });
   security.Bind(b);
   transport.Bind(b);
+  backend.Bind(b);
   b.Choice("compute", &compute, {"auto", "f32", "bf16"},
            "what products are computed in; auto: the faster here");
   b.Field("threads", &threads, "compute threads; 0: one a core");
@@ -70,6 +79,7 @@ absl::Status Options::Check() const {
     return base::InvalidArgument("context_length: want at least 0, got {}", context_length);
   RETURN_IF_ERROR(trace.Check());
   RETURN_IF_ERROR(transport.Check());
+  RETURN_IF_ERROR(backend.Check());
   constexpr base::Duration kMin = std::chrono::milliseconds(1);
   const std::pair<const char*, base::Duration> times[] = {{"lease", lease},
                                                           {"heartbeat", heartbeat},
@@ -85,6 +95,12 @@ absl::Status Options::Check() const {
                                  base::ToSeconds(3 * heartbeat), base::ToSeconds(lease));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> Options::PoolBytes() const {
+  if (kv_bytes > 0) return kv_bytes;
+  ASSIGN_OR_RETURN(const int64_t available, base::AvailableMemoryBytes());
+  return available / kMemoryShare;
 }
 
 }  // namespace smartgen::prefill_server

@@ -7,6 +7,7 @@
 #include "common/base/status.h"
 #include "common/channel/transport_options.h"
 #include "common/config/binder.h"
+#include "common/executor/backend/backend.h"
 #include "common/rpc/security.h"
 #include "common/trace/trace.h"
 
@@ -19,6 +20,7 @@ struct Options {
   std::string metrics_listen = "127.0.0.1:9101";  // HTTP /metrics; empty: none
   rpc::Security security;
   channel::TransportOptions transport;
+  executor::BackendOptions backend;
 
   std::string compute = "auto";  // f32, bf16, auto (the faster of the two here)
   int threads = 0;               // 0: one a core
@@ -60,6 +62,8 @@ struct Options {
   void Bind(config::Binder& b);
   // What concerns several keys, or ranges.
   absl::Status Check() const;
+  // Of the KV pool: kv_bytes, or what 0 stands for now.
+  absl::StatusOr<int64_t> PoolBytes() const;
 };
 
 }  // namespace smartgen::prefill_server

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/base/cpu.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
-#include "common/base/memory.h"
 #include "common/config/version.h"
 #include "common/rpc/convert.h"
 #include "common/selector/parameters.h"
@@ -49,11 +47,8 @@ absl::Status PrefillServer::Init() {
   identity_.layout = executor.Layout(identity_.context_length);
 
   kv::KvPool::Options pool_options;
-  pool_options.bytes = options_.kv_bytes;
-  if (pool_options.bytes == 0) {
-    ASSIGN_OR_RETURN(const int64_t available, base::AvailableMemoryBytes());
-    pool_options.bytes = available / kMemoryShare;
-  }
+  ASSIGN_OR_RETURN(pool_options.bytes, options_.PoolBytes());
+  pool_options.memory = executor.page_memory();
   ASSIGN_OR_RETURN(pool_, kv::KvPool::Create(identity_.layout, pool_options));
   kv::PrefixCache::Options cache_options;
   cache_options.enabled = options_.prefix_cache;
@@ -173,7 +168,7 @@ absl::Status PrefillServer::InitPlanner() {
                    transfer::LoadCostModel(options_.calibration,
                                            {.model_fingerprint = identity_.model_fingerprint,
                                             .compute = identity_.compute,
-                                            .cpu = base::CpuName(),
+                                            .cpu = parts_.hardware,
                                             .threads = parts_.executor->threads()}));
   planner_ = std::make_unique<TransferPlanner>(TransferPlanner::Options{}, identity_.layout,
                                                std::move(profiles), std::move(costs));

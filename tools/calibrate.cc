@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "common/base/clock.h"
-#include "common/base/cpu.h"
 #include "common/base/memory.h"
+#include "common/executor/backend/backend.h"
 #include "common/executor/executor.h"
 #include "common/model/model.h"
 #include "common/rpc/security.h"
@@ -31,6 +31,7 @@ struct Options {
   std::string compute = "auto";
   int threads = 0;
   int max_prefill_tokens = 2048;
+  executor::BackendOptions backend;
   int64_t max_tokens = 4096;
   int max_batch = 8;
   int runs = 3;
@@ -43,6 +44,7 @@ struct Options {
 
   void Bind(config::Binder& b) {
     b.Field("model", &model, "GGUF file, safetensors folder or known name");
+    backend.Bind(b);
     b.Choice("compute", &compute, {"auto", "f32", "bf16"}, "as the daemon is run");
     b.Field("threads", &threads, "as the daemon is run; 0: one a core");
     b.Field("max_prefill_tokens", &max_prefill_tokens, "as the daemon is run");
@@ -75,15 +77,16 @@ struct Options {
       }
     }
     if (out.empty()) return base::InvalidArgument("out: want the name of the file to write");
-    return absl::OkStatus();
+    return backend.Check();
   }
 
   // What can be repeated; peers and secrets left out.
   std::string Command() const {
     return fmt::format(
-        "smartgen calibrate --model {} --compute {} --threads {} --max_prefill_tokens {} "
+        "smartgen calibrate --model {}{} --compute {} --threads {} --max_prefill_tokens {} "
         "--max-tokens {} --max-batch {} --runs {}",
-        model, compute, threads, max_prefill_tokens, max_tokens, max_batch, runs);
+        model, backend.UsesCuda() ? " --executor cuda" : "", compute, threads, max_prefill_tokens,
+        max_tokens, max_batch, runs);
   }
 };
 
@@ -96,20 +99,26 @@ absl::Status MeasurePeers(const Options& options, Calibration& calibration) {
   return absl::OkStatus();
 }
 
+// What KV may take: kv-bytes, or what 0 stands for now.
+absl::StatusOr<int64_t> PoolBytes(const Options& options) {
+  if (options.kv_bytes > 0) return options.kv_bytes;
+  ASSIGN_OR_RETURN(const int64_t available, base::AvailableMemoryBytes());
+  return available / kMemoryShare;
+}
+
 // The pool for the plan; steps that do not fit into memory are left out.
-absl::StatusOr<std::unique_ptr<kv::KvPool>> MakePool(const Options& options, kv::KvLayout layout,
-                                                     TimingPlan& plan) {
-  int64_t bytes = options.kv_bytes;
-  if (bytes == 0) {
-    ASSIGN_OR_RETURN(const int64_t available, base::AvailableMemoryBytes());
-    bytes = available / kMemoryShare;
-  }
+absl::StatusOr<std::unique_ptr<kv::KvPool>> MakePool(const Options& options,
+                                                     const executor::Executor& executor,
+                                                     int64_t token_capacity, TimingPlan& plan) {
+  ASSIGN_OR_RETURN(const int64_t bytes, PoolBytes(options));
+  kv::KvLayout layout = executor.Layout(token_capacity);
   const int64_t room = bytes / layout.PageBytesTotal() * kv::kPageTokens;
   if (const int64_t dropped = Shrink(plan, room); dropped > 0) {
     std::fprintf(stderr, "%lld steps are left out: their KV takes more than %lld MiB (kv-bytes)\n",
                  static_cast<long long>(dropped), static_cast<long long>(bytes >> 20));
   }
   kv::KvPool::Options pool_options;
+  pool_options.memory = executor.page_memory();
   pool_options.bytes = kv::KvPool::PagesFor(TokensHeld(plan)) * layout.PageBytesTotal();
   if (pool_options.bytes > bytes) {
     return base::ResourceExhausted(
@@ -124,7 +133,7 @@ absl::StatusOr<transfer::CostPoints> MeasureModel(const Options& options,
                                                   int64_t max_tokens) {
   TimingPlan plan = PlanTiming(max_tokens, options.max_batch);
   ASSIGN_OR_RETURN(const auto pool,
-                   MakePool(options, executor.Layout(max_tokens + kv::kPageTokens), plan));
+                   MakePool(options, executor, max_tokens + kv::kPageTokens, plan));
   ASSIGN_OR_RETURN(const auto timer,
                    ModelTimer::Create(&executor, pool.get(), options.max_prefill_tokens));
   Progress progress(TimingWork(plan, options.runs));
@@ -134,7 +143,8 @@ absl::StatusOr<transfer::CostPoints> MeasureModel(const Options& options,
   return MeasureTiming(*timer, plan, options.runs, events);
 }
 
-absl::StatusOr<Calibration> Measure(const Options& options) {
+absl::StatusOr<Calibration> Measure(const Options& given) {
+  Options options = given;
   Calibration calibration;
   // First, since it is over soon: who has mistyped an address hears of it at once.
   RETURN_IF_ERROR(MeasurePeers(options, calibration));
@@ -145,7 +155,14 @@ absl::StatusOr<Calibration> Measure(const Options& options) {
   executor_options.threads = options.threads;
   executor_options.max_prefill_tokens = options.max_prefill_tokens;
   executor_options.max_decode_batch = options.max_batch;
-  ASSIGN_OR_RETURN(const auto executor, executor::CreateCpuExecutor(*model, executor_options));
+  // As the daemons do it: a GPU's executor wants to know the pool, the CPU's is made before it.
+  if (options.backend.UsesCuda()) {
+    ASSIGN_OR_RETURN(options.kv_bytes, PoolBytes(options));
+  }
+  ASSIGN_OR_RETURN(
+      const auto executor,
+      executor::CreateExecutor(*model, executor_options, options.backend, options.kv_bytes));
+  ASSIGN_OR_RETURN(const std::string hardware, executor::HardwareName(options.backend));
   const int64_t max_tokens = std::min(options.max_tokens, executor->config().context_length);
   ASSIGN_OR_RETURN(auto points, MeasureModel(options, *executor, max_tokens));
   points.links = std::move(calibration.points.links);
@@ -153,7 +170,7 @@ absl::StatusOr<Calibration> Measure(const Options& options) {
   const kv::KvLayout layout = executor->Layout(max_tokens);
   calibration.subject = {.model_fingerprint = model->fingerprint(),
                          .compute = std::string(executor::ComputeTypeName(executor->compute())),
-                         .cpu = base::CpuName(),
+                         .cpu = hardware,
                          .threads = executor->threads()};
   calibration.model_name = model->config().name.empty() ? options.model : model->config().name;
   calibration.max_prefill_tokens = options.max_prefill_tokens;

@@ -3,7 +3,7 @@
 #
 #   tools/install_deps.sh          what building and running needs
 #   tools/install_deps.sh --dev    also what the tests and checks need (sanitizers, clang, pytest, ...)
-#   tools/install_deps.sh --cuda   also nvcc and NCCL from NVIDIA's Python wheels (500 MB, under build/),
+#   tools/install_deps.sh --cuda   also nvcc, cuBLAS and NCCL from NVIDIA's Python wheels (1 GB, under build/),
 #                                  for the cuda preset where no CUDA Toolkit 13 is installed
 #
 # Run as root, or as a user who may use sudo.
@@ -71,18 +71,20 @@ if [ "$want_cuda" = 1 ]; then
   root=$(cd "$(dirname "$0")/.." && pwd)
   venv="$root/build/cuda-venv"
   home="$root/build/cuda-toolkit"
-  if [ ! -x "$home/bin/nvcc" ] || ! "$home/bin/nvcc" --version >/dev/null; then
+  if [ ! -e "$home/lib64/libcublasLt.so" ] || ! "$home/bin/nvcc" --version >/dev/null; then
     mkdir -p "$root/build"
     /usr/bin/python3 -m venv "$venv"
     "$venv/bin/pip" install -q --disable-pip-version-check \
       nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 \
-      nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-nccl-cu13==2.28.9
+      nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-nccl-cu13==2.28.9 \
+      nvidia-cublas==13.1.0.3
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     # What the wheels lack: the unversioned names that linkers look for, lib64, NCCL among the rest.
     cuda="$site/nvidia/cu13"
     ln -sfn "$cuda" "$home"
     ln -sfn lib "$cuda/lib64"
     ln -sfn libcudart.so.13 "$cuda/lib/libcudart.so"
+    ln -sfn libcublasLt.so.13 "$cuda/lib/libcublasLt.so"
     ln -sfn ../../nccl/include/nccl.h "$cuda/include/nccl.h"
     for name in libnccl.so libnccl.so.2; do ln -sfn ../../nccl/lib/libnccl.so.2 "$cuda/lib/$name"; done
     "$home/bin/nvcc" --version >/dev/null

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "common/base/clock.h"
+#include "common/executor/backend/backend.h"
 #include "common/sampling/sampler.h"
 #include "tools/command.h"
 #include "tools/local_model.h"
@@ -31,6 +32,7 @@ struct Options {
   std::string compute = "auto";
   int threads = 0;
   int max_prefill_tokens = 2048;
+  executor::BackendOptions backend;
 
   void Bind(config::Binder& b) {
     b.Field("model", &model, "GGUF file, safetensors folder or known name");
@@ -40,6 +42,7 @@ struct Options {
     b.Field("special", &special, "special-token text in the prompt becomes special tokens");
     b.Field("max-tokens", &max_tokens, "tokens to generate at most");
     b.Field("ignore-eos", &ignore_eos, "go on after an end-of-text token");
+    backend.Bind(b);
     b.Choice("compute", &compute, {"auto", "f32", "bf16"}, "what products are computed in");
     b.Field("threads", &threads, "0: one a core");
     b.Field("max_prefill_tokens", &max_prefill_tokens, "longer prompts are run in chunks");
@@ -50,7 +53,7 @@ struct Options {
         return base::InvalidArgument("give one of --prompt, --prompt-file and --token-ids");
       }
       if (max_tokens < 0) return base::InvalidArgument("max-tokens: want at least 0");
-      return absl::OkStatus();
+      return backend.Check();
     });
   }
 };
@@ -108,11 +111,14 @@ class Runner {
     executor_options.threads = options.threads;
     executor_options.max_prefill_tokens = options.max_prefill_tokens;
     Runner runner;
-    ASSIGN_OR_RETURN(runner.executor_, executor::CreateCpuExecutor(model, executor_options));
+    ASSIGN_OR_RETURN(runner.executor_,
+                     executor::CreateExecutor(model, executor_options, options.backend,
+                                              executor::KvBytesAtMost(model.config(), tokens)));
     runner.max_prefill_tokens_ = options.max_prefill_tokens;
     kv::KvLayout layout = runner.executor_->Layout(tokens);
     kv::KvPool::Options pool;
     pool.bytes = kv::KvPool::PagesFor(tokens) * layout.PageBytesTotal();
+    pool.memory = runner.executor_->page_memory();
     ASSIGN_OR_RETURN(runner.pool_, kv::KvPool::Create(std::move(layout), pool));
     return runner;
   }

@@ -18,7 +18,7 @@ struct Calibration {
   struct Subject {
     std::string model_fingerprint;
     std::string compute;  // "f32", "bf16"
-    std::string cpu;      // base::CpuName
+    std::string cpu;      // base::CpuName, or the GPU's name
     int threads = 0;      // compute threads
   };
   Subject subject;

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "common/executor/backend/backend.h"
 #include "common/executor/bench.h"
 #include "tools/bench/benchmarks.h"
 #include "tools/local_model.h"
@@ -35,6 +36,7 @@ struct Options {
   std::string compute = "auto";
   int threads = 0;
   int max_prefill_tokens = 2048;
+  executor::BackendOptions backend;
   std::string text_file;
   bool json = false;
 
@@ -43,11 +45,13 @@ struct Options {
     b.Field("lengths", &lengths, "prompt lengths in tokens");
     b.Field("decode-tokens", &decode_tokens, "decode steps measured after each prefill");
     b.Field("runs", &runs, "repetitions; medians are shown");
+    backend.Bind(b);
     b.Choice("compute", &compute, {"auto", "f32", "bf16"}, "what products are computed in");
     b.Field("threads", &threads, "0: one a core");
     b.Field("max_prefill_tokens", &max_prefill_tokens, "longer prompts are run in chunks");
     b.Field("text", &text_file, "file with the prompt's text; empty: a built-in one");
     b.Field("json", &json, "print one JSON object");
+    b.Check([this] { return backend.Check(); });
   }
 };
 
@@ -90,13 +94,16 @@ absl::StatusOr<executor::ModelBenchResult> Measure(const Options& options) {
   ASSIGN_OR_RETURN(executor_options.compute, executor::ParseComputeType(options.compute));
   executor_options.threads = options.threads;
   executor_options.max_prefill_tokens = options.max_prefill_tokens;
-  ASSIGN_OR_RETURN(const auto executor, executor::CreateCpuExecutor(*words.file, executor_options));
   const int64_t tokens =
       *std::max_element(bench.prompt_lengths.begin(), bench.prompt_lengths.end()) +
       int64_t{options.decode_tokens} + 1;
+  ASSIGN_OR_RETURN(const auto executor,
+                   executor::CreateExecutor(*words.file, executor_options, options.backend,
+                                            executor::KvBytesAtMost(words.file->config(), tokens)));
   kv::KvLayout layout = executor->Layout(tokens);
   kv::KvPool::Options pool_options;
   pool_options.bytes = kv::KvPool::PagesFor(tokens) * layout.PageBytesTotal();
+  pool_options.memory = executor->page_memory();
   ASSIGN_OR_RETURN(const auto pool, kv::KvPool::Create(std::move(layout), pool_options));
   return executor::BenchModel(*executor, *pool, ids, bench);
 }
