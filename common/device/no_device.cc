@@ -6,7 +6,7 @@ namespace {
 
 absl::Status NoCuda() {
   return base::FailedPrecondition(
-      "this build has no CUDA: build the cuda preset (README, \"NCCL\") to use a GPU");
+      "this build has no CUDA: build the cuda preset (README, \"GPU\") to use a GPU");
 }
 
 }  // namespace

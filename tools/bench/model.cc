@@ -81,7 +81,30 @@ absl::StatusOr<std::string> Text(const Options& options) {
   return std::move(text).str();
 }
 
-absl::StatusOr<executor::ModelBenchResult> Measure(const Options& options) {
+// What is multiplied with, for shares of what a machine can: of the layers, for each token; of the
+// output, for each token whose logits are wanted.
+struct Weights {
+  int64_t layers = 0;
+  int64_t output = 0;
+};
+
+Weights WeightsOf(const model::ModelConfig& config) {
+  Weights weights;
+  for (const model::LayerConfig& layer : config.layers) {
+    const int64_t heads = 2LL * layer.num_heads + 2LL * layer.num_kv_heads;  // q, k, v, output
+    weights.layers += config.hidden_dim * (heads * layer.head_dim + 3LL * layer.ffn_dim);
+  }
+  weights.output = int64_t{config.hidden_dim} * config.vocab_size;
+  return weights;
+}
+
+struct Measured {
+  executor::ModelBenchResult result;
+  std::string hardware;
+  Weights weights;
+};
+
+absl::StatusOr<Measured> Measure(const Options& options) {
   executor::ModelBenchOptions bench;
   ASSIGN_OR_RETURN(bench.prompt_lengths, ParseLengths(options.lengths));
   bench.decode_tokens = options.decode_tokens;
@@ -105,11 +128,16 @@ absl::StatusOr<executor::ModelBenchResult> Measure(const Options& options) {
   pool_options.bytes = kv::KvPool::PagesFor(tokens) * layout.PageBytesTotal();
   pool_options.memory = executor->page_memory();
   ASSIGN_OR_RETURN(const auto pool, kv::KvPool::Create(std::move(layout), pool_options));
-  return executor::BenchModel(*executor, *pool, ids, bench);
+  Measured measured;
+  ASSIGN_OR_RETURN(measured.result, executor::BenchModel(*executor, *pool, ids, bench));
+  ASSIGN_OR_RETURN(measured.hardware, executor::HardwareName(options.backend));
+  measured.weights = WeightsOf(executor->config());
+  return measured;
 }
 
-void Print(const executor::ModelBenchResult& result) {
-  std::printf("compute %s, %d threads, %d decode steps\n\n",
+void Print(const Measured& measured) {
+  const executor::ModelBenchResult& result = measured.result;
+  std::printf("%s, compute %s, %d threads, %d decode steps\n\n", measured.hardware.c_str(),
               std::string(executor::ComputeTypeName(result.compute)).c_str(), result.threads,
               result.decode_tokens);
   std::printf("%14s %20s %20s\n", "prompt tokens", "prefill tokens/s", "decode tokens/s");
@@ -119,7 +147,8 @@ void Print(const executor::ModelBenchResult& result) {
   }
 }
 
-void PrintJson(const executor::ModelBenchResult& result) {
+void PrintJson(const Measured& measured) {
+  const executor::ModelBenchResult& result = measured.result;
   Json rows = Json::array();
   for (const executor::ModelBenchRow& row : result.rows) {
     rows.push_back(Json{{"prompt_tokens", row.prompt_tokens},
@@ -128,7 +157,10 @@ void PrintJson(const executor::ModelBenchResult& result) {
                         {"prefill_all", row.prefill_all},
                         {"decode_all", row.decode_all}});
   }
-  const Json json = {{"compute", executor::ComputeTypeName(result.compute)},
+  const Json json = {{"hardware", measured.hardware},
+                     {"layer_weights", measured.weights.layers},
+                     {"output_weights", measured.weights.output},
+                     {"compute", executor::ComputeTypeName(result.compute)},
                      {"threads", result.threads},
                      {"decode_tokens", result.decode_tokens},
                      {"rows", rows}};

@@ -10,19 +10,34 @@
 #include <utility>
 #include <vector>
 
-#include "common/executor/cuda/emulate.h"
 #include "common/executor/cuda/kernels.h"
 #include "common/kv/sequence.h"
 #include "common/selector/dtype.h"
 #include "common/selector/random.h"
+// The same tests run on a device where there is one (tests/cuda_device).
+#ifdef SMARTGEN_ON_DEVICE
+#include "tests/cuda_device/device_memory.h"
+#else
+#include "common/executor/cuda/emulate.h"
+#endif
 
 namespace smartgen::executor::cuda {
 
-// Under the address sanitizer, where a switch of fibers takes ten times as long, a tenth.
+// Under the address sanitizer, where a switch of fibers takes ten times as long, a tenth. On a
+// device, whose threads and blocks run as they like anyway, fewer, since each launch is waited for.
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr int kShapes = 100;
+#elif defined(SMARTGEN_ON_DEVICE)
+inline constexpr int kShapes = 300;
 #else
 inline constexpr int kShapes = 1000;
+#endif
+#ifndef SMARTGEN_ON_DEVICE
+// The emulator runs a kernel at once, on the host's memory.
+inline LaunchError FinishLaunches() { return nullptr; }
+struct SharedWithDevice {
+  SharedWithDevice(void*, size_t) {}
+};
 #endif
 static_assert(kPage == kv::kPageTokens);
 static_assert(static_cast<int>(Element::kF32) == static_cast<int>(kv::DType::kF32));
@@ -45,8 +60,10 @@ class ShapeRandom : public selector::Random {
   }
   // Of this thread's next launches: another order of threads for each shape.
   void ShuffleThreads() {
-    const uint64_t seed = Next();
+    [[maybe_unused]] const uint64_t seed = Next();
+#ifndef SMARTGEN_ON_DEVICE
     emulate::SetOrder(static_cast<emulate::Order>(seed % 3), seed);
+#endif
   }
 };
 
@@ -69,6 +86,8 @@ class PagedSequence {
     auto pool = kv::KvPool::Create(layout, {.bytes = pages * layout.PageBytesTotal()});
     EXPECT_TRUE(pool.ok()) << pool.status();
     pool_ = std::move(pool).value();
+    shared_ = std::make_unique<SharedWithDevice>(pool_->Data(0, 0),
+                                                 static_cast<size_t>(pages * layout.PageBytes(0)));
     auto all = pool_->Allocate(pages);
     EXPECT_TRUE(all.ok());
     for (size_t i = all->size(); i > 1; --i) {
@@ -96,6 +115,7 @@ class PagedSequence {
 
  private:
   std::unique_ptr<kv::KvPool> pool_;
+  std::unique_ptr<SharedWithDevice> shared_;
   std::unique_ptr<kv::KvSequence> sequence_;
 };
 
@@ -126,10 +146,12 @@ class DeviceMask {
   std::vector<uint32_t> heads_;
 };
 
-#define ASSERT_LAUNCHED(expression)                   \
-  do {                                                \
-    const LaunchError launch_error = (expression);    \
-    ASSERT_EQ(launch_error, nullptr) << launch_error; \
+// And done.
+#define ASSERT_LAUNCHED(expression)                               \
+  do {                                                            \
+    LaunchError launch_error = (expression);                      \
+    if (launch_error == nullptr) launch_error = FinishLaunches(); \
+    ASSERT_EQ(launch_error, nullptr) << launch_error;             \
   } while (false)
 
 }  // namespace smartgen::executor::cuda

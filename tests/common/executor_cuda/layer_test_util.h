@@ -84,6 +84,8 @@ class PagedBatch {
     auto pool = kv::KvPool::Create(layout, {.bytes = pages * layout.PageBytesTotal()});
     EXPECT_TRUE(pool.ok()) << pool.status();
     pool_ = std::move(pool).value();
+    shared_ = std::make_unique<SharedWithDevice>(pool_->Data(0, 0),
+                                                 static_cast<size_t>(pages * layout.PageBytes(0)));
     std::memset(pool_->Data(0, 0), kGuardByte, static_cast<size_t>(pages * layout.PageBytes(0)));
     auto all = pool_->Allocate(pages);
     EXPECT_TRUE(all.ok());
@@ -133,6 +135,7 @@ class PagedBatch {
 
  private:
   std::unique_ptr<kv::KvPool> pool_;
+  std::unique_ptr<SharedWithDevice> shared_;
   std::vector<std::unique_ptr<kv::KvSequence>> sequences_;
 };
 

@@ -13,6 +13,9 @@
 #include <string>
 #include <vector>
 
+#ifdef SMARTGEN_ON_DEVICE
+#include "common/executor/backend/backend.h"
+#endif
 #include "common/executor/executor.h"
 #include "common/kv/pool.h"
 #include "common/kv/sequence.h"
@@ -49,18 +52,28 @@ inline const model::Model* DefaultModel() {
 
 // An executor with a pool for a few sequences.
 struct Bench {
+  static constexpr int64_t kSequences = 12;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<kv::KvPool> pool;
 
   static Bench Make(const model::Model& model, ExecutorOptions options, int64_t capacity) {
+#ifdef SMARTGEN_ON_DEVICE  // tests/cuda_device
+    return Of(CreateExecutor(model, options, {.executor = "cuda"},
+                             KvBytesAtMost(model.config(), capacity * kSequences)),
+              capacity);
+#else
+    return Of(CreateCpuExecutor(model, options), capacity);
+#endif
+  }
+  static Bench Of(absl::StatusOr<std::unique_ptr<Executor>> executor, int64_t capacity) {
     Bench b;
-    auto executor = CreateCpuExecutor(model, options);
     EXPECT_TRUE(executor.ok()) << executor.status();
     if (!executor.ok()) return b;
     b.executor = *std::move(executor);
     const kv::KvLayout layout = b.executor->Layout(capacity);
     auto pool = kv::KvPool::Create(
-        layout, {.bytes = layout.PageBytesTotal() * kv::KvPool::PagesFor(capacity) * 12});
+        layout, {.bytes = layout.PageBytesTotal() * kv::KvPool::PagesFor(capacity) * kSequences,
+                 .memory = b.executor->page_memory()});
     EXPECT_TRUE(pool.ok()) << pool.status();
     b.pool = *std::move(pool);
     return b;
