@@ -13,6 +13,7 @@
 
 #include "common/base/status.h"
 #include "common/kv/layout.h"
+#include "common/kv/pool.h"
 #include "common/kv/remote_kv.h"
 #include "common/kv/sequence.h"
 #include "common/model/model.h"
@@ -48,7 +49,7 @@ struct PrefillChunk {
   // call.
   std::function<void(int layer, std::span<const float> queries, int64_t ld)> on_queries;
   // KV of tokens [begin, end) of `layer` is in host memory and marked local. Called on the calling
-  // thread, layer by layer, before the next layer is computed.
+  // thread, layer by layer.
   std::function<void(int layer, int64_t begin, int64_t end)> on_layer;
   // Asked between layers; true ends the run with Cancelled. Within it Decode, StartStep, Advance
   // and Attend may be called, of other sequences (a decode step needs not wait for a long chunk's
@@ -144,6 +145,9 @@ class Executor {
   // Of sequences up to token_capacity tokens.
   virtual kv::KvLayout Layout(int64_t token_capacity) const = 0;
   virtual int threads() const = 0;
+  // What the pool of the sequences should be made of; null: nothing in particular. May outlive the
+  // executor.
+  virtual std::shared_ptr<kv::PageMemory> page_memory() const { return nullptr; }
 
   // InvalidArgument for ids outside the vocabulary or sizes outside the options; FailedPrecondition
   // if KV is missing that should be local. An error leaves the sequence as it was before the chunk,

@@ -108,7 +108,8 @@ absl::StatusOr<std::unique_ptr<KvPool>> KvPool::Create(KvLayout layout, Options 
   }
   RETURN_IF_ERROR(CheckAddresses(pages * page_bytes));
   try {
-    auto pool = std::unique_ptr<KvPool>(new KvPool(std::move(layout), pages));
+    auto pool =
+        std::unique_ptr<KvPool>(new KvPool(std::move(layout), pages, std::move(options.memory)));
     RETURN_IF_ERROR(pool->Map());
     return pool;
   } catch (const std::bad_alloc&) {
@@ -116,9 +117,11 @@ absl::StatusOr<std::unique_ptr<KvPool>> KvPool::Create(KvLayout layout, Options 
   }
 }
 
-KvPool::KvPool(KvLayout layout, int64_t pages)
+KvPool::KvPool(KvLayout layout, int64_t pages, std::shared_ptr<PageMemory> memory)
     : layout_(std::move(layout)),
       total_pages_(pages),
+      memory_(std::move(memory)),
+      stamps_(static_cast<size_t>(pages)),
       residency_(pages, layout_.layers),
       refs_(static_cast<size_t>(pages), 0) {
   free_.reserve(static_cast<size_t>(pages));
@@ -129,6 +132,13 @@ absl::Status KvPool::Map() {
   layer_base_.reserve(layout_.layers.size());
   for (int layer = 0; layer < layout_.num_layers(); ++layer) {
     const int64_t bytes = total_pages_ * layout_.PageBytes(layer);
+    if (memory_ != nullptr) {
+      auto given = memory_->Allocate(static_cast<size_t>(bytes));
+      RETURN_IF_ERROR(base::Annotate(
+          given.status(), fmt::format("KV pool: layer {} of {}", layer, layout_.num_layers())));
+      layer_base_.push_back(given->data());
+      continue;
+    }
     void* base = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
@@ -144,8 +154,13 @@ absl::Status KvPool::Map() {
 
 KvPool::~KvPool() {
   for (size_t layer = 0; layer < layer_base_.size(); ++layer) {
-    const int64_t bytes = total_pages_ * layout_.PageBytes(static_cast<int>(layer));
-    munmap(layer_base_[layer], static_cast<size_t>(bytes));
+    const auto bytes =
+        static_cast<size_t>(total_pages_ * layout_.PageBytes(static_cast<int>(layer)));
+    if (memory_ != nullptr) {
+      memory_->Free({layer_base_[layer], bytes});
+    } else {
+      munmap(layer_base_[layer], bytes);
+    }
   }
 }
 
@@ -160,7 +175,11 @@ int64_t KvPool::TryTake(int64_t count, std::vector<PageId>& out) {
   if (free < count) return count - free;
   out.assign(free_.end() - count, free_.end());
   free_.resize(static_cast<size_t>(free - count));
-  for (const PageId page : out) refs_[page] = 1;
+  static std::atomic<uint64_t> last_stamp{0};
+  for (const PageId page : out) {
+    refs_[page] = 1;
+    stamps_[page].store(++last_stamp, std::memory_order_relaxed);
+  }
   return 0;
 }
 

@@ -68,10 +68,21 @@ class ResidencyMask {
   std::vector<std::atomic<uint16_t>> heads_;  // bit t: token t of the page
 };
 
+// Where a pool's pages lie, if not in memory of its own: what an accelerator reads and writes
+// without a copy between. Thread-safe.
+class PageMemory {
+ public:
+  virtual ~PageMemory() = default;
+  // ResourceExhausted says how much was asked for.
+  virtual absl::StatusOr<std::span<std::byte>> Allocate(size_t bytes) = 0;
+  virtual void Free(std::span<std::byte> bytes) = 0;
+};
+
 class KvPool {
  public:
   struct Options {
     int64_t bytes = 0;  // at most this much for pages; at least one page must fit
+    std::shared_ptr<PageMemory> memory = nullptr;  // null: the process's own
   };
   // Frees up to `pages` pages and returns how many it freed; 0 when there is nothing left to free.
   using Evictor = std::function<int64_t(int64_t pages)>;
@@ -103,6 +114,12 @@ class KvPool {
   int ref_count(PageId page) const;
   int64_t misuses() const { return misuses_.load(std::memory_order_relaxed); }
 
+  // Another number each time that a page is handed out, in the whole process: who keeps a copy of a
+  // page sees by it that the page is another one now.
+  uint64_t stamp(PageId page) const { return stamps_[page].load(std::memory_order_relaxed); }
+  // Null: the process's own.
+  const PageMemory* memory() const { return memory_.get(); }
+
   std::byte* Data(int layer, PageId page) {
     return layer_base_[layer] + static_cast<int64_t>(page) * layout_.PageBytes(layer);
   }
@@ -113,7 +130,7 @@ class KvPool {
   void SetEvictor(Evictor evictor);
 
  private:
-  KvPool(KvLayout layout, int64_t pages);
+  KvPool(KvLayout layout, int64_t pages, std::shared_ptr<PageMemory> memory);
   absl::Status Map();
   // Takes `count` pages off the free list into `out`, or returns how many are missing.
   int64_t TryTake(int64_t count, std::vector<PageId>& out);
@@ -125,7 +142,9 @@ class KvPool {
 
   const KvLayout layout_;
   const int64_t total_pages_;
+  const std::shared_ptr<PageMemory> memory_;
   std::vector<std::byte*> layer_base_;
+  std::vector<std::atomic<uint64_t>> stamps_;
   ResidencyMask residency_;
   std::atomic<int64_t> misuses_{0};
   base::Mutex evictor_mutex_;  // taken before mutex_

@@ -100,6 +100,11 @@ class FakeDevice final : public device::Device {
     EXPECT_TRUE(Within(device_, bytes)) << bytes.size() << " bytes that are not the device's";
     static_cast<Stream&>(stream).Queue({bytes}, std::move(work));
   }
+  // The same on a stream by its native handle, of kernels: what they use is not known.
+  static void QueueKernel(void* stream, std::function<void()> kernel) {
+    static_cast<Stream*>(stream)->Queue({},
+                                        [kernel = std::move(kernel)](const auto&) { kernel(); });
+  }
 
  private:
   using Blocks = std::map<const std::byte*, size_t>;

@@ -25,6 +25,7 @@
 #include "common/executor/cpu/step.h"
 #include "common/executor/cpu/weights.h"
 #include "common/executor/executor.h"
+#include "common/executor/input_checks.h"
 
 namespace smartgen::executor::cpu {
 
@@ -45,23 +46,13 @@ class CpuExecutor final : public Executor {
   absl::Status Attend(std::span<const AttendJob> jobs) override;
 
  private:
-  absl::Status CheckChunk(const PrefillChunk& chunk) const;
-  absl::Status CheckBatch(std::span<const DecodeSlot> batch) const;
-  absl::Status CheckSlot(const DecodeSlot& slot) const;
-  absl::Status CheckRead(const DecodeSlot& slot, int layer_end) const;
-  absl::Status CheckJob(const AttendJob& job) const;
-  absl::Status CheckToken(TokenId token) const;
-  absl::Status CheckSequence(const kv::KvSequence* sequence, int64_t start, int64_t end) const;
-  // What a query at row.position sees before itself, from token `from` on, is local in layers
-  // [layer_begin, layer_end).
-  absl::Status CheckLocal(const Row& row, int layer_begin, int layer_end, int64_t from = 0) const;
   void ReportLogits(const PrefillChunk& chunk);
 
   const model::ModelConfig config_;
-  const ExecutorOptions options_;
   const ComputeType compute_;
   std::unique_ptr<base::ThreadPool> pool_;
   std::unique_ptr<Weights> weights_;
+  const InputChecks checks_;
   Forward forward_;
   Attention attention_;
   StepParts step_parts_;

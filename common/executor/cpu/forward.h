@@ -9,25 +9,11 @@
 #include "common/executor/cpu/matrix.h"
 #include "common/executor/cpu/memory.h"
 #include "common/executor/cpu/weights.h"
+#include "common/executor/shapes.h"
 #include "common/kv/sequence.h"
 #include "common/model/model_config.h"
 
 namespace smartgen::executor::cpu {
-
-// Columns of a layer's queries, and of queries, keys and values together.
-inline int64_t QColumns(const model::LayerConfig& l) {
-  return static_cast<int64_t>(l.num_heads) * l.head_dim;
-}
-inline int64_t KvColumns(const model::LayerConfig& l) {
-  return static_cast<int64_t>(l.num_kv_heads) * l.head_dim;
-}
-inline int64_t QkvColumns(const model::LayerConfig& l) { return QColumns(l) + 2 * KvColumns(l); }
-
-// Where a row of activations stands.
-struct Row {
-  kv::KvSequence* sequence;
-  int64_t position;
-};
 
 // Activations of so many rows, rows x size each. Whoever runs layers has its own, so that a decode
 // step may run between the layers of a prefill.

@@ -12,30 +12,16 @@
 
 #include "common/base/thread_pool.h"
 #include "common/executor/cpu/attention_tile.h"
-#include "common/kv/sequence.h"
+#include "common/executor/slot_reader.h"
 
 namespace smartgen::executor::cpu {
 
 // One call at a time.
 class SelectedAttention {
  public:
-  struct Job {
-    kv::KvSequence* sequence = nullptr;
-    int layer = 0;
-    int num_heads = 0;         // query heads
-    const float* q = nullptr;  // [num_heads][dim]
-    float* out = nullptr;      // the same shape; 0 where there are no tokens
-    float* lse = nullptr;  // [num_heads], natural log; -infinity without tokens. Null: not wanted
-    // Tokens [begin, end), in units of kKeySpan absolute positions: bit for bit what
-    // Attention::Run gives for a query that sees exactly these.
-    int64_t begin = 0;
-    int64_t end = 0;
-    // Or, for each KV head, a row of k > 0 tokens, in units of kKeyTile entries.
-    std::span<const int32_t> index;
-    int64_t k = 0;
-    // Some may not be here: each entry's residency is asked for before it is read.
-    bool remote = false;
-  };
+  // Tokens [begin, end) in units of kKeySpan absolute positions: bit for bit what Attention::Run
+  // gives for a query that sees exactly these. A selection in units of kKeyTile entries.
+  using Job = ReadJob;
 
   // `scratch`: one a worker of the pool, shared with others between calls. Both must outlive it.
   SelectedAttention(base::ThreadPool* pool, std::span<TileScratch> scratch)

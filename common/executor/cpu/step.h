@@ -11,15 +11,9 @@
 #include "common/executor/cpu/forward.h"
 #include "common/executor/cpu/memory.h"
 #include "common/executor/cpu/selected_attention.h"
-#include "common/executor/cpu/slot_reader.h"
-#include "common/executor/executor.h"
+#include "common/executor/slot_reader.h"
 
 namespace smartgen::executor::cpu {
-
-// One past the last layer that a slot runs.
-inline int LayerEnd(const DecodeSlot& slot, int layers) {
-  return slot.layer_end < 0 ? layers : slot.layer_end;
-}
 
 // The memory of a step.
 struct StepBuffers {

@@ -1,22 +1,11 @@
 #include "common/executor/cpu/weights.h"
 
+#include "common/executor/shapes.h"
+
 namespace smartgen::executor::cpu {
 namespace {
 
 using model::Weight;
-
-// Row i of a half-split head is row 2i of an interleaved one, row d/2 + i is row 2i + 1.
-std::vector<int64_t> HalfSplitOrder(int heads, int dim) {
-  std::vector<int64_t> rows;
-  rows.reserve(static_cast<size_t>(heads) * dim);
-  for (int h = 0; h < heads; ++h) {
-    for (int i = 0; i < dim; ++i) {
-      const int from = i < dim / 2 ? 2 * i : 2 * (i - dim / 2) + 1;
-      rows.push_back(static_cast<int64_t>(h) * dim + from);
-    }
-  }
-  return rows;
-}
 
 class Loader {
  public:

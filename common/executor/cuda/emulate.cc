@@ -412,6 +412,23 @@ bool Machine::ReleaseBarrier() {
 
 void SetOrder(Order order, uint64_t seed) { Machine::OfThread().SetOrder(order, seed); }
 
+namespace {
+std::function<void(void*, QueuedLaunch)>& Queue() {
+  static std::function<void(void*, QueuedLaunch)> queue;
+  return queue;
+}
+}  // namespace
+
+void SetQueue(std::function<void(void* stream, QueuedLaunch launch)> queue) {
+  Queue() = std::move(queue);
+}
+
+const char* LaunchOn(void* stream, QueuedLaunch launch) {
+  if (Queue() == nullptr) return launch();
+  Queue()(stream, std::move(launch));
+  return nullptr;
+}
+
 const char* Launch(const LaunchConfig& config, absl::FunctionRef<void()> kernel) {
   return Machine::OfThread().Launch(config, kernel);
 }

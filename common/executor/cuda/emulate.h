@@ -24,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <type_traits>
 
@@ -59,6 +60,13 @@ struct LaunchConfig {
 // wrong first, valid until this thread's next launch. What a failed kernel wrote until then stays.
 // Kernels must not own anything: the fibers of a failed block are dropped where they stand.
 const char* Launch(const LaunchConfig& config, absl::FunctionRef<void()> kernel);
+
+// Where streams are queues of their own (a double's), launches go there: `queue` is given the
+// stream and what runs the kernel there and says what went wrong. Empty: launches run at once. Not
+// to be set while launches are under way.
+using QueuedLaunch = std::function<const char*()>;
+void SetQueue(std::function<void(void* stream, QueuedLaunch launch)> queue);
+const char* LaunchOn(void* stream, QueuedLaunch launch);
 
 // --- What device.h names. Only inside a kernel. ---
 

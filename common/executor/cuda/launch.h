@@ -19,10 +19,12 @@ template <typename Args>
 LaunchError Launch(void (*kernel)(Args), Grid grid, int threads, int64_t dynamic_shared,
                    [[maybe_unused]] Stream stream, const Args& args) {
 #ifdef SMARTGEN_CUDA_EMULATE
-  return emulate::Launch({.grid = {grid.x, grid.y, grid.z},
-                          .block = {static_cast<unsigned>(threads), 1, 1},
-                          .dynamic_shared = static_cast<size_t>(dynamic_shared)},
-                         [&] { kernel(args); });
+  return emulate::LaunchOn(stream, [=] {
+    return emulate::Launch({.grid = {grid.x, grid.y, grid.z},
+                            .block = {static_cast<unsigned>(threads), 1, 1},
+                            .dynamic_shared = static_cast<size_t>(dynamic_shared)},
+                           [&] { kernel(args); });
+  });
 #else
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid.x, grid.y, grid.z);

@@ -16,6 +16,9 @@
 #ifdef SMARTGEN_ON_DEVICE
 #include "common/executor/backend/backend.h"
 #endif
+#ifdef SMARTGEN_ON_EMULATOR
+#include "tests/common/executor_emulated/emulated_executor.h"
+#endif
 #include "common/executor/executor.h"
 #include "common/kv/pool.h"
 #include "common/kv/sequence.h"
@@ -61,6 +64,8 @@ struct Bench {
     return Of(CreateExecutor(model, options, {.executor = "cuda"},
                              KvBytesAtMost(model.config(), capacity * kSequences)),
               capacity);
+#elif defined(SMARTGEN_ON_EMULATOR)  // tests/common/executor_emulated
+    return Of(EmulatedExecutor::Make(model, options), capacity);
 #else
     return Of(CreateCpuExecutor(model, options), capacity);
 #endif

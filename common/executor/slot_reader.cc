@@ -1,4 +1,4 @@
-#include "common/executor/cpu/slot_reader.h"
+#include "common/executor/slot_reader.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "common/selector/merge.h"
 
-namespace smartgen::executor::cpu {
+namespace smartgen::executor {
 
 SlotReader::SlotReader(const model::ModelConfig* config, const DecodeSlot* slot)
     : config_(*config),
@@ -86,7 +86,7 @@ absl::Status SlotReader::Choose(int layer, std::span<const float> q) {
 }
 
 absl::StatusOr<bool> SlotReader::Begin(int layer, std::span<const float> q, float* out,
-                                       std::vector<SelectedAttention::Job>& jobs) {
+                                       std::vector<ReadJob>& jobs) {
   layer_ = layer;
   out_ = out;
   waiting_ = Waiting::kNothing;
@@ -105,12 +105,12 @@ absl::StatusOr<bool> SlotReader::Begin(int layer, std::span<const float> q, floa
     }
   }
   if (selection_.dense && !missing) return true;
-  SelectedAttention::Job job{.sequence = slot_.sequence,
-                             .layer = layer,
-                             .num_heads = config_.layers[layer].num_heads,
-                             .q = q.data(),
-                             .out = out,
-                             .remote = missing};
+  ReadJob job{.sequence = slot_.sequence,
+              .layer = layer,
+              .num_heads = config_.layers[layer].num_heads,
+              .q = q.data(),
+              .out = out,
+              .remote = missing};
   if (selection_.dense) {
     job.begin = selection_.first;
     job.end = selection_.length;
@@ -123,7 +123,7 @@ absl::StatusOr<bool> SlotReader::Begin(int layer, std::span<const float> q, floa
 }
 
 absl::StatusOr<bool> SlotReader::BeginShipped(int layer, std::span<const float> q,
-                                              std::vector<SelectedAttention::Job>& jobs) {
+                                              std::vector<ReadJob>& jobs) {
   const int64_t first = selection_.first;
   const int64_t end = std::max(first, read_.ship_end);
   const int64_t w = slot_.sequence->FirstNotLocal(layer, first, end);
@@ -135,14 +135,14 @@ absl::StatusOr<bool> SlotReader::BeginShipped(int layer, std::span<const float> 
   const model::LayerConfig& l = config_.layers[layer];
   for (auto* lse : {&lse_before_, &lse_theirs_, &lse_after_}) lse->assign(l.num_heads, 0.0f);
   for (auto* values : {&theirs_, &after_}) values->assign(q.size(), 0.0f);
-  SelectedAttention::Job job{.sequence = slot_.sequence,
-                             .layer = layer,
-                             .num_heads = l.num_heads,
-                             .q = q.data(),
-                             .out = out_,
-                             .lse = lse_before_.data(),
-                             .begin = first,
-                             .end = w};
+  ReadJob job{.sequence = slot_.sequence,
+              .layer = layer,
+              .num_heads = l.num_heads,
+              .q = q.data(),
+              .out = out_,
+              .lse = lse_before_.data(),
+              .begin = first,
+              .end = w};
   jobs.push_back(job);
   job.out = after_.data();
   job.lse = lse_after_.data();
@@ -185,4 +185,4 @@ void SlotReader::Merge() {
   }
 }
 
-}  // namespace smartgen::executor::cpu
+}  // namespace smartgen::executor

@@ -6,13 +6,30 @@
 #include <span>
 #include <vector>
 
-#include "common/executor/cpu/selected_attention.h"
 #include "common/executor/executor.h"
 #include "common/selector/split.h"
 
-namespace smartgen::executor::cpu {
+namespace smartgen::executor {
 
-// Of a slot with `read`, which has been checked (CpuExecutor::CheckSlot). Layers in ascending
+// Attention of one slot's queries to given tokens.
+struct ReadJob {
+  kv::KvSequence* sequence = nullptr;
+  int layer = 0;
+  int num_heads = 0;         // query heads
+  const float* q = nullptr;  // [num_heads][dim]
+  float* out = nullptr;      // the same shape; 0 where there are no tokens
+  float* lse = nullptr;      // [num_heads], natural log; -infinity without tokens. Null: not wanted
+  // Tokens [begin, end).
+  int64_t begin = 0;
+  int64_t end = 0;
+  // Or, for each KV head, a row of k > 0 tokens.
+  std::span<const int32_t> index;
+  int64_t k = 0;
+  // Some may not be here: each entry's residency is asked for before it is read.
+  bool remote = false;
+};
+
+// Of a slot with `read`, which has been checked (InputChecks::Slot). Layers in ascending
 // order; for each Begin, then Arrived until it is true, then Merge.
 class SlotReader {
  public:
@@ -30,7 +47,7 @@ class SlotReader {
   // all visible tokens are read and here; the caller attends to them. False: what there is to do
   // was added to `jobs`.
   absl::StatusOr<bool> Begin(int layer, std::span<const float> q, float* out,
-                             std::vector<SelectedAttention::Job>& jobs);
+                             std::vector<ReadJob>& jobs);
   // True when nothing of the layer is on its way any more.
   absl::StatusOr<bool> Arrived();
   // When all jobs are done: puts the other side's part into `out`.
@@ -47,7 +64,7 @@ class SlotReader {
   void SplitAhead(int layer, const selector::Selection& selection);
   absl::Status FetchSplit(int layer);
   absl::StatusOr<bool> BeginShipped(int layer, std::span<const float> q,
-                                    std::vector<SelectedAttention::Job>& jobs);
+                                    std::vector<ReadJob>& jobs);
 
   const model::ModelConfig& config_;
   const DecodeSlot& slot_;
@@ -67,4 +84,4 @@ class SlotReader {
   std::vector<float> lse_before_, lse_theirs_, lse_after_, theirs_, after_;
 };
 
-}  // namespace smartgen::executor::cpu
+}  // namespace smartgen::executor

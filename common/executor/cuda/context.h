@@ -1,0 +1,119 @@
+// A device with the streams that an executor works on, and memory that grows with its needs.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/device/device.h"
+#include "common/executor/cuda/kernels.h"
+#include "common/kv/pool.h"
+
+namespace smartgen::executor::cuda {
+
+// One thread uses it.
+class Context {
+ public:
+  static absl::StatusOr<std::unique_ptr<Context>> Create(std::shared_ptr<device::Device> device);
+
+  device::Device& device() { return *device_; }
+  const std::shared_ptr<device::Device>& shared_device() const { return device_; }
+  device::Stream& compute() { return *compute_; }
+  device::Stream& copies() { return *copies_; }  // from the device, beside what computes
+  Stream stream() const { return compute_->native(); }
+
+  // The copies that follow begin when what is queued to compute is done.
+  absl::Status CopiesFollow();
+  // Until what has been queued on the stream so far is done. DeadlineExceeded after a minute.
+  absl::Status FinishCompute() { return Finish(*compute_); }
+  absl::Status FinishCopies() { return Finish(*copies_); }
+
+ private:
+  explicit Context(std::shared_ptr<device::Device> device) : device_(std::move(device)) {}
+  absl::Status Finish(device::Stream& stream);
+
+  const std::shared_ptr<device::Device> device_;
+  std::unique_ptr<device::Event> computed_;
+  std::unique_ptr<device::Event> done_;
+  std::unique_ptr<device::Stream> compute_;
+  std::unique_ptr<device::Stream> copies_;
+};
+
+// The status of a launch of `what`.
+absl::Status Launched(LaunchError error, const char* what);
+
+// Memory of the device (or pinned memory of the host) that only grows. What was in it is lost when
+// it does, after queued work is done.
+template <typename T, bool kPinned>
+class GrowingArray {
+ public:
+  absl::Status Reserve(Context& context, int64_t count) {
+    const auto bytes = static_cast<size_t>(count) * sizeof(T);
+    if (memory_ != nullptr && memory_->size() >= bytes) return absl::OkStatus();
+    if (memory_ != nullptr) {
+      RETURN_IF_ERROR(context.FinishCompute());
+      RETURN_IF_ERROR(context.FinishCopies());
+      memory_ = nullptr;
+    }
+    auto made = kPinned ? context.device().AllocatePinned(bytes) : context.device().Allocate(bytes);
+    RETURN_IF_ERROR(made.status());
+    memory_ = *std::move(made);
+    return absl::OkStatus();
+  }
+  T* data() const { return memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_->data()); }
+
+ private:
+  std::unique_ptr<device::Memory> memory_;
+};
+template <typename T>
+using DeviceArray = GrowingArray<T, false>;
+template <typename T>
+using PinnedArray = GrowingArray<T, true>;
+
+// Small things on their way to the device. What was given stays until Reset, which is called when
+// the stream has passed.
+class Uploads {
+ public:
+  // The device's copy of `items`, valid for work that is queued to compute from now on.
+  template <typename T>
+  absl::StatusOr<T*> Add(Context& context, std::span<const T> items) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    ASSIGN_OR_RETURN(std::byte* const to, AddBytes(context, std::as_bytes(items)));
+    return reinterpret_cast<T*>(to);
+  }
+  template <typename T>
+  absl::StatusOr<T*> Add(Context& context, const std::vector<T>& items) {
+    return Add(context, std::span<const T>(items));
+  }
+  void Reset() { used_ = chunk_ = 0; }
+
+ private:
+  struct Chunk {
+    std::unique_ptr<device::Memory> host, device;
+  };
+  absl::StatusOr<std::byte*> AddBytes(Context& context, std::span<const std::byte> bytes);
+
+  std::vector<Chunk> chunks_;
+  size_t chunk_ = 0;
+  size_t used_ = 0;  // of chunks_[chunk_]
+};
+
+// Pinned pages for a KvPool; keeps the device.
+class PinnedPages final : public kv::PageMemory {
+ public:
+  explicit PinnedPages(std::shared_ptr<device::Device> device) : device_(std::move(device)) {}
+  absl::StatusOr<std::span<std::byte>> Allocate(size_t bytes) override;
+  void Free(std::span<std::byte> bytes) override;
+
+ private:
+  const std::shared_ptr<device::Device> device_;
+  base::Mutex mutex_;
+  std::vector<std::unique_ptr<device::Memory>> blocks_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace smartgen::executor::cuda
