@@ -1,5 +1,5 @@
 # Build options and compiler flags that hold for every target.
-option(SMARTGEN_CUDA "Build the NCCL channel and SmartGen's own CUDA kernels (no executor uses these yet)" OFF)
+option(SMARTGEN_CUDA "Build the CUDA executor and the NCCL channel" OFF)
 set(SMARTGEN_CUDA_ARCHITECTURES "90" CACHE STRING "Compute capabilities to compile for, 80;86;89;90 for instance")
 option(SMARTGEN_WERROR "Treat warnings as errors" ON)
 option(SMARTGEN_FUZZ "Build only the libraries that parse outside input, and their fuzz targets" OFF)
@@ -9,8 +9,7 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 if(SMARTGEN_CUDA)
-  message(STATUS "SMARTGEN_CUDA=ON: channel: nccl, and kernels for sm_${SMARTGEN_CUDA_ARCHITECTURES}; "
-    "there is no CUDA executor yet, so the daemons compute on the CPU all the same.")
+  message(STATUS "SMARTGEN_CUDA=ON: executor: cuda on sm_${SMARTGEN_CUDA_ARCHITECTURES}, channel: nccl.")
 endif()
 
 set(CMAKE_CXX_STANDARD 20)

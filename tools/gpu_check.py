@@ -113,6 +113,14 @@ def stop(process):
             pass
 
 
+def fresh(folder, name):
+    """The path of a file that a step is to write; none of an earlier run is taken for it."""
+    path = os.path.join(folder, name)
+    if os.path.exists(path):
+        os.remove(path)
+    return path
+
+
 class Report:
     """Runs steps and remembers how they went; facts are what they found out."""
 
@@ -235,9 +243,9 @@ def kernel_tests(report, path):
 
 
 def check_kernels(report):
-    for name, program, deadline in (("kernels and cuBLASLt on the device", "cuda_device_check", 120),
-                                    ("logits against the CPU and the reference", "cuda_model_check", 100)):
-        path = os.path.join(report.folder, program + ".json")
+    for name, program, deadline in (("kernels and cuBLASLt on the device", "cuda_device_check", 110),
+                                    ("logits against the CPU and the reference", "cuda_model_check", 80)):
+        path = fresh(report.folder, program + ".json")
         report.run(name, [os.path.join(BIN, program), "--gtest_brief=1", f"--gtest_output=json:{path}"],
                    deadline, kernel_tests(report, path))
 
@@ -253,7 +261,7 @@ def check_generation(report, model):
         report.run(f"generation on {executor}",
                    [os.path.join(BIN, "smartgen"), "run", "--model", model, "--executor", executor, "--compute", "f32",
                     "--prompt", "The river rises in the hills behind the town, where", "--max-tokens", "24",
-                    "--ignore-eos", "--json"], 45, keep)
+                    "--ignore-eos", "--json"], 35, keep)
 
 
 def check_speed(report, model):
@@ -271,17 +279,17 @@ def check_speed(report, model):
                 f" ({row['decode_share_of_bandwidth']:.1%} of memory bandwidth)")
         return {"speed": rows}
 
-    if report.run("what the device can", [os.path.join(BIN, "cuda_device_check"), "--measure"], 40, device):
+    if report.run("what the device can", [os.path.join(BIN, "cuda_device_check"), "--measure"], 30, device):
         report.run("prefill and decode speed",
                    [os.path.join(BIN, "smartgen"), "bench", "model", "--model", model, "--executor", "cuda",
-                    "--compute", "bf16", "--lengths", "512,2048", "--decode-tokens", "64", "--json"], 60, speed)
+                    "--compute", "bf16", "--lengths", "512,2048", "--decode-tokens", "64", "--json"], 50, speed)
     else:
         report.skip("prefill and decode speed", "shares of what is not known")
 
 
 def pair(report, name, key, model, flags, overrides, must_be_equal, deadline, env=None, experimental=False):
     """One run of bench ttst, with daemons of its own on the GPU."""
-    path = os.path.join(report.folder, key + ".json")
+    path = fresh(report.folder, key + ".json")
 
     def read(_):
         with open(path, encoding="utf-8") as file:
@@ -308,7 +316,7 @@ def check_pair(report, model, gpus, memory_bytes):
     exact = ["--network", "loopback", "--modes", "full,exact,smartgen", "--ratios", "2", "--lengths", "512",
              "--prompts", "2", "--tokens", "16", "--compute", "f32"]
     # f32, so that another order of sums decides no token.
-    pair(report, "prefilld and decoded over TCP", "pair_tcp", model, exact, one, {"full", "exact"}, 70)
+    pair(report, "prefilld and decoded over TCP", "pair_tcp", model, exact, one, {"full", "exact"}, 60)
 
     name = "prefilld and decoded over NCCL"
     nccl = ["--channel=nccl"]
@@ -316,16 +324,16 @@ def check_pair(report, model, gpus, memory_bytes):
         a, b = gpus[0][0], gpus[1][0]
         two = [f"--prefilld.cuda.device={a}", f"--prefilld.nccl.device={a}", f"--decoded.cuda.device={b}",
                f"--decoded.nccl.device={b}"]
-        pair(report, name, "pair_nccl", model, exact, two + nccl, {"full", "exact"}, 70)
+        pair(report, name, "pair_nccl", model, exact, two + nccl, {"full", "exact"}, 60)
     elif (nccl_version() or (0, 0)) >= (2, 30):
-        pair(report, name + " on one GPU", "pair_nccl", model, exact, one + nccl, {"full", "exact"}, 70,
+        pair(report, name + " on one GPU", "pair_nccl", model, exact, one + nccl, {"full", "exact"}, 60,
              {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, experimental=True)
     else:
         report.skip(name, "one GPU: two ranks on it want NCCL 2.30 or later")
 
     pair(report, "time to the second token", "ttst", model,
          ["--network", "auto", "--ratios", "2,4.7", "--lengths", "2048", "--prompts", "2", "--tokens", "32",
-          "--compute", "bf16"], one, set(), 120)
+          "--compute", "bf16"], one, set(), 110)
 
 
 def memory_of(report):

@@ -5,7 +5,7 @@
 #                             clients
 #   tools/test.sh --quick     unit tests alone
 #   tools/test.sh --all       also the two sanitizer builds and the fuzz targets (two more builds)
-#   tools/test.sh --cuda      also compiles the cuda preset (with NVIDIA's wheels, 500 MB under build/)
+#   tools/test.sh --cuda      also compiles the cuda preset (with NVIDIA's wheels, 1 GB under build/)
 #
 # The closing line is ctest's, over all that was run.
 set -euo pipefail
@@ -54,7 +54,7 @@ if [ "$cuda" = 1 ]; then
   step "cuda preset"
   tools/install_deps.sh --cuda
   # The parts that differ from the release build, and the daemons that link them.
-  build cuda smartgen_cuda_kernels prefilld decoded
+  build cuda smartgen_cuda_kernels prefilld decoded cuda_device_check cuda_model_check
 fi
 
 if [ "$sanitizers" = 1 ]; then

@@ -9,6 +9,17 @@
 #include "common/kv/pool.h"
 
 namespace smartgen::executor {
+namespace {
+
+// ParseKvLocation stands beside the kernels, which not every build has.
+absl::StatusOr<KvLocation> Location(std::string_view name) {
+  if (name == "auto") return KvLocation::kAuto;
+  if (name == "device") return KvLocation::kDevice;
+  if (name == "host") return KvLocation::kHost;
+  return base::InvalidArgument("cuda.kv_location: want auto, device or host, got \"{}\"", name);
+}
+
+}  // namespace
 
 void BackendOptions::Bind(config::Binder& b) {
   b.Choice("executor", &executor, {"cpu", "cuda"},
@@ -18,7 +29,8 @@ void BackendOptions::Bind(config::Binder& b) {
     s.Choice("kv_location", &kv_location, {"auto", "device", "host"},
              "executor cuda: where it reads KV from; auto: on the device where it fits");
     s.Bytes("memory", &memory_bytes,
-            "executor cuda: memory of the device for all it holds; 0: what is free less a reserve");
+            "executor cuda: memory of the device for all it holds; 0: what is free, less a "
+            "twentieth");
   });
 }
 
@@ -30,7 +42,7 @@ absl::Status BackendOptions::Check() const {
   if (memory_bytes < 0) {
     return base::InvalidArgument("cuda.memory: want at least 0, got {}", memory_bytes);
   }
-  return ParseKvLocation(kv_location).status();
+  return Location(kv_location).status();
 }
 
 absl::StatusOr<std::unique_ptr<Executor>> CreateExecutor(const model::Model& model,
@@ -41,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Executor>> CreateExecutor(const model::Model& mod
   if (!backend.UsesCuda()) return CreateCpuExecutor(model, options);
   CudaOptions cuda;
   cuda.device = backend.device;
-  ASSIGN_OR_RETURN(cuda.kv_location, ParseKvLocation(backend.kv_location));
+  ASSIGN_OR_RETURN(cuda.kv_location, Location(backend.kv_location));
   cuda.memory_bytes = static_cast<uint64_t>(backend.memory_bytes);
   cuda.kv_bytes = static_cast<uint64_t>(std::max<int64_t>(kv_bytes, 0));
   return CreateCudaExecutor(model, options, cuda);

@@ -16,7 +16,7 @@ struct BackendOptions {
   // Of `cuda`; see CudaOptions (common/executor/cuda/cuda_executor.h).
   int device = 0;                    // CUDA's number of it
   std::string kv_location = "auto";  // auto, device, host
-  int64_t memory_bytes = 0;          // of the device; 0: what is free less a reserve
+  int64_t memory_bytes = 0;          // of the device; 0: what is free, less a twentieth
 
   // Keys executor and cuda.*.
   void Bind(config::Binder& b);

@@ -60,12 +60,13 @@ cudaDataType_t DataType(Element element) {
   return CUDA_R_32F;
 }
 
-// The library has faster algorithms for pointers that are aligned further than to their type, and
-// asks how far.
-uint32_t Alignment(const void* pointer) {
+// The library has faster algorithms for rows that are aligned further than to their type, and asks
+// how far.
+uint32_t Alignment(const void* rows, int64_t stride, Element element) {
   constexpr uintptr_t kMost = 256;  // that it tells apart
-  const auto address = reinterpret_cast<uintptr_t>(pointer);
-  return static_cast<uint32_t>(std::min(kMost, address & (~address + 1)));
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(rows) |
+                         static_cast<uintptr_t>(stride * ElementBytes(element)) | kMost;
+  return static_cast<uint32_t>(bits & (~bits + 1));  // the lowest
 }
 
 // All that the choice of an algorithm depends on. x has w's type here, and y one that the library
@@ -273,18 +274,11 @@ class CublasLtGemm final : public Gemm {
                       .ldx = args.ldx,
                       .ldw = args.ldw,
                       .ldy = args.ldy,
-                      .x_alignment = Alignment(args.x),
-                      .w_alignment = Alignment(args.w),
-                      .y_alignment = Alignment(args.y)};
-    auto found = plans_.find(shape);
-    if (found == plans_.end()) {
-      ASSIGN_OR_RETURN(Plan plan, MakePlan(shape));
-      // Shapes of a prompt's last chunk are as many as there are lengths. Started anew when full:
-      // those in use are back at once.
-      if (plans_.size() >= options_.cached_shapes) plans_.clear();
-      found = plans_.emplace(shape, plan).first;
-    }
-    Plan& plan = found->second;
+                      .x_alignment = Alignment(args.x, args.ldx, args.w_element),
+                      .w_alignment = Alignment(args.w, args.ldw, args.w_element),
+                      .y_alignment = Alignment(args.y, args.ldy, args.y_element)};
+    ASSIGN_OR_RETURN(Plan* const found, FindPlan(shape));
+    Plan& plan = *found;
     const float alpha = 1;
     const float beta = args.then == GemmArgs::Then::kAdd ? 1 : 0;
     RETURN_IF_CUBLAS_ERROR(cublasLtMatmul(handle_, &plan.product, &alpha, args.w, &plan.w, args.x,
@@ -294,8 +288,22 @@ class CublasLtGemm final : public Gemm {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Plan> MakePlan(const Shape& shape) {
-    Plan plan = {};
+  // Valid until the next call.
+  absl::StatusOr<Plan*> FindPlan(const Shape& shape) {
+    if (const auto found = plans_.find(shape); found != plans_.end()) return &found->second;
+    // Shapes of a prompt's last chunk are as many as there are lengths. Started anew when full:
+    // those in use are back at once.
+    if (plans_.size() >= options_.cached_shapes) plans_.clear();
+    // Made where it stays: nothing says that the library's descriptors may be copied.
+    Plan& plan = plans_[shape];
+    if (const absl::Status status = MakePlan(shape, plan); !status.ok()) {
+      plans_.erase(shape);
+      return status;
+    }
+    return &plan;
+  }
+
+  absl::Status MakePlan(const Shape& shape, Plan& plan) {
     // Pedantic: whatever environment variables say, f32 is neither TF32 nor put together from bf16.
     const cublasComputeType_t compute =
         shape.w_element == Element::kF32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F;
@@ -311,8 +319,7 @@ class CublasLtGemm final : public Gemm {
     RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutInit(&plan.x, type, k, m, shape.ldx));
     RETURN_IF_CUBLAS_ERROR(
         cublasLtMatrixLayoutInit(&plan.y, DataType(shape.y_element), n, m, shape.ldy));
-    RETURN_IF_ERROR(ChooseAlgorithm(shape, plan));
-    return plan;
+    return ChooseAlgorithm(shape, plan);
   }
 
   absl::Status ChooseAlgorithm(const Shape& shape, Plan& plan) {
