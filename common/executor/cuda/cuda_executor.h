@@ -25,12 +25,9 @@
 #include "common/device/device.h"
 #include "common/executor/cuda/gemm.h"
 #include "common/executor/executor.h"
+#include "common/executor/kv_location.h"
 
 namespace smartgen::executor {
-
-enum class KvLocation : uint8_t { kAuto, kDevice, kHost };
-std::string_view KvLocationName(KvLocation location);
-absl::StatusOr<KvLocation> ParseKvLocation(std::string_view name);  // auto, device, host
 
 struct CudaOptions {
   int device = 0;
