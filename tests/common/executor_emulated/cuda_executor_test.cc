@@ -258,9 +258,10 @@ TEST_P(CudaExecutorTest, SelectedTokensGiveTheCpusLogits) {
       }
     }
     const size_t half = results.size() / 2;
-    // The layers that are not dense may all have windows that show less than is worth choosing from.
-    EXPECT_EQ(chosen[0].empty(), GetParam().architecture == std::string("mistral") &&
-                                     kind == selector::Kind::kQuest);
+    // The layers that are not dense may all have windows that show less than is worth choosing
+    // from.
+    EXPECT_EQ(chosen[0].empty(),
+              GetParam().architecture == std::string("mistral") && kind == selector::Kind::kQuest);
     for (size_t i = 0; i < half; ++i) {
       // In bf16 keys may differ by a rounding, and scores that are near by their order.
       if (GetParam().compute == ComputeType::kF32) {
@@ -424,10 +425,10 @@ TEST_F(CudaExecutorLimits, AutoTakesTheHostForAPoolThatDoesNotFit) {
   constexpr uint64_t kPool = 64 << 20;  // far more than activations take
   for (const bool fits : {true, false}) {
     FakeDevice* device = nullptr;
-    Bench b = Bench::Of(EmulatedExecutor::Make(*model_, Options(),
-                                               {.kv_bytes = fits ? kPool : uint64_t{1} << 40}, {},
-                                               &device),
-                        kCapacity);
+    Bench b = Bench::Of(
+        EmulatedExecutor::Make(*model_, Options(), {.kv_bytes = fits ? kPool : uint64_t{1} << 40},
+                               {}, &device),
+        kCapacity);
     ASSERT_NE(b.executor, nullptr);
     kv::KvSequence sequence(b.pool.get());
     PrefillAll(b, sequence, tokens, 64);
