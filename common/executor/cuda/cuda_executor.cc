@@ -123,8 +123,10 @@ class CudaExecutor final : public Executor {
     return status;
   }
 
-  // With the first sequence it is known what KV looks like.
+  // The calling thread is the device's from here on. With the first sequence it is known what KV
+  // looks like.
   absl::Status Prepare(const kv::KvSequence& sequence) {
+    RETURN_IF_ERROR(Kept(context_->device().MakeCurrent()));
     const kv::KvLayout& layout = sequence.layout();
     if (kv_ != nullptr) return absl::OkStatus();
     if (!kv_on_device_) {

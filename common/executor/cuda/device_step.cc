@@ -122,6 +122,7 @@ DeviceStep::~DeviceStep() {
 
 absl::StatusOr<StepRun::State> DeviceStep::Advance() {
   RETURN_IF_ERROR(error_);
+  RETURN_IF_ERROR(context_.device().MakeCurrent());
   absl::StatusOr<State> state = Run();
   error_ = state.status();
   return state;
