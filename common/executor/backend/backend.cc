@@ -1,7 +1,6 @@
 #include "common/executor/backend/backend.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "common/base/cpu.h"
 #include "common/device/device.h"
@@ -9,17 +8,6 @@
 #include "common/kv/pool.h"
 
 namespace smartgen::executor {
-namespace {
-
-// ParseKvLocation stands beside the kernels, which not every build has.
-absl::StatusOr<KvLocation> Location(std::string_view name) {
-  if (name == "auto") return KvLocation::kAuto;
-  if (name == "device") return KvLocation::kDevice;
-  if (name == "host") return KvLocation::kHost;
-  return base::InvalidArgument("cuda.kv_location: want auto, device or host, got \"{}\"", name);
-}
-
-}  // namespace
 
 void BackendOptions::Bind(config::Binder& b) {
   b.Choice("executor", &executor, {"cpu", "cuda"},
@@ -42,7 +30,7 @@ absl::Status BackendOptions::Check() const {
   if (memory_bytes < 0) {
     return base::InvalidArgument("cuda.memory: want at least 0, got {}", memory_bytes);
   }
-  return Location(kv_location).status();
+  return ParseKvLocation(kv_location).status();
 }
 
 absl::StatusOr<std::unique_ptr<Executor>> CreateExecutor(const model::Model& model,
@@ -53,7 +41,7 @@ absl::StatusOr<std::unique_ptr<Executor>> CreateExecutor(const model::Model& mod
   if (!backend.UsesCuda()) return CreateCpuExecutor(model, options);
   CudaOptions cuda;
   cuda.device = backend.device;
-  ASSIGN_OR_RETURN(cuda.kv_location, Location(backend.kv_location));
+  ASSIGN_OR_RETURN(cuda.kv_location, ParseKvLocation(backend.kv_location));
   cuda.memory_bytes = static_cast<uint64_t>(backend.memory_bytes);
   cuda.kv_bytes = static_cast<uint64_t>(std::max<int64_t>(kv_bytes, 0));
   return CreateCudaExecutor(model, options, cuda);
