@@ -81,8 +81,10 @@ class Experiment {
     Calibration calibration;
     calibration.length = options_.lengths[index];
     calibration.kv_bytes = KvBytes(session_.model().layout, calibration.length);
-    const auto prompt = [&](int number) -> const Prompt& {
-      return prompts_[index][static_cast<size_t>(options_.prompts * batch_ + number)];
+    const auto prompt = [&](int number) {
+      Prompt one = prompts_[index][static_cast<size_t>(options_.prompts * batch_ + number)];
+      if (SweepsPrefix()) Vary(one, 0);  // calibrations before this one left it in the cache
+      return one;
     };
     constexpr double kSlow = 600;  // a prefill of unknown speed
     for (int run = 0; run < runs; ++run) {
@@ -183,13 +185,21 @@ class Experiment {
     return absl::OkStatus();
   }
 
+  bool SweepsPrefix() const {
+    return std::any_of(options_.cases.begin(), options_.cases.end(),
+                       [](const Case& c) { return c.prefix_hit > 0; });
+  }
+  // Another token there in every call.
+  void Vary(Prompt& prompt, size_t at) {
+    prompt[at] = static_cast<int32_t>((prompt[at] + ++nonce_) % vocab_size_);
+  }
+
   // A token at the end of the part that is cached, different in every run: what an earlier run left
   // in the cache ends before it.
   absl::Status PrepareCache(const Case& what, double seconds, Prompt& prompt) {
     const auto cached = static_cast<int64_t>(what.prefix_hit * static_cast<double>(prompt.size())) /
                         kv::kPageTokens * kv::kPageTokens;
-    prompt[static_cast<size_t>(cached)] =
-        static_cast<int32_t>((prompt[static_cast<size_t>(cached)] + ++nonce_) % vocab_size_);
+    Vary(prompt, static_cast<size_t>(cached));
     if (cached == 0) return absl::OkStatus();
     const Prompt head(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(cached));
     return One(head, options_.calibration_mode, 1, seconds).status();
@@ -199,8 +209,7 @@ class Experiment {
     const Calibration& calibration = cell.calibration;
     const double seconds = cell.what.batch * (calibration.t_p + cell.link.transfer_seconds +
                                               options_.tokens * calibration.step_seconds);
-    const bool sweeps_prefix = std::any_of(options_.cases.begin(), options_.cases.end(),
-                                           [](const Case& c) { return c.prefix_hit > 0; });
+    const bool sweeps_prefix = SweepsPrefix();
     std::vector<GenerationSpec> specs;
     std::vector<int> used;
     for (int i = 0; i < cell.what.batch; ++i) {
