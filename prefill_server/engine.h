@@ -138,6 +138,7 @@ class PrefillEngine {
   void AnnounceReplies(std::span<const RunningSplit> running);
   // They took so long together.
   void NotePace(std::span<const RunningSplit> running, double seconds);
+  static std::pair<size_t, int> PaceOf(std::span<const RunningSplit> running);
   // Layers of the one that has the most to run.
   int MostLayers(std::span<const RunningSplit> running) const;
   void FinishSplit(RunningSplit& split, absl::Status status);
@@ -178,8 +179,9 @@ class PrefillEngine {
   // Seconds that handed-over steps may still take; grows with time, by handover_share.
   double handover_credit_ = 0;
   base::TimePoint handover_credit_at_;
-  // By how many steps are made at once: seconds a layer, as the latest of them took; 0: not known.
-  std::vector<double> split_pace_;
+  // Seconds a layer, as the latest of them took, of steps with so much to do: how many at once, and
+  // the binary logarithm of the tokens before them.
+  std::map<std::pair<size_t, int>, double> split_pace_;
   bool handover_deferred_ = false;
   bool handover_charged_ = false;       // prompts wait while the steps under way are made
   base::TimePoint deferral_told_at_{};  // or begun

@@ -1,6 +1,7 @@
 // Parts of decode steps that are computed here (smartgen.md, section 6), between the layers of
 // prompts.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -269,17 +270,23 @@ int PrefillEngine::MostLayers(std::span<const RunningSplit> running) const {
 }
 
 void PrefillEngine::AnnounceReplies(std::span<const RunningSplit> running) {
-  if (running.size() >= split_pace_.size() || split_pace_[running.size()] <= 0) return;
-  const double seconds = split_pace_[running.size()] * MostLayers(running);
+  const auto pace = split_pace_.find(PaceOf(running));
+  if (pace == split_pace_.end()) return;
+  const double seconds = pace->second * MostLayers(running);
   const base::TimePoint at = parts_.clock->Now() + base::FromSeconds(seconds);
   for (const RunningSplit& one : running) one.job->spec.link->ExpectReply(one.step.id, at);
 }
 
 void PrefillEngine::NotePace(std::span<const RunningSplit> running, double seconds) {
-  if (running.size() >= split_pace_.size()) split_pace_.resize(running.size() + 1, 0);
-  double& pace = split_pace_[running.size()];
   const double now = seconds / MostLayers(running);
-  pace = pace <= 0 ? now : pace + kPaceWeight * (now - pace);
+  const auto [pace, first] = split_pace_.emplace(PaceOf(running), now);
+  if (!first) pace->second += kPaceWeight * (now - pace->second);
+}
+
+std::pair<size_t, int> PrefillEngine::PaceOf(std::span<const RunningSplit> running) {
+  uint64_t tokens = 0;
+  for (const RunningSplit& one : running) tokens += static_cast<uint64_t>(one.step.position);
+  return {running.size(), std::bit_width(tokens)};
 }
 
 void PrefillEngine::FinishSplit(RunningSplit& split, absl::Status status) {

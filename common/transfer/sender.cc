@@ -245,6 +245,8 @@ absl::Status TransferSender::Impl::QueueOpaque(Item item, const base::TransferId
   }
   {
     base::MutexLock lock(mutex_);
+    // At once with the answer's own place in the queue: no background comes between.
+    if (item.path == Path::kHandover) expected_.erase(id);
     ASSIGN_OR_RETURN(item.transfer, Find(id));
     const LayerRange range{.layer = item.take.layer, .begin = item.begin, .end = item.end};
     RETURN_IF_ERROR(CheckRange(*item.transfer, range));
@@ -278,10 +280,6 @@ absl::Status TransferSender::Impl::Metadata(const base::TransferId& id, int laye
 
 absl::Status TransferSender::Impl::Reply(const base::TransferId& id, uint64_t step, int layer,
                                          std::vector<std::byte> bytes) {
-  {
-    base::MutexLock lock(mutex_);
-    expected_.erase(id);
-  }
   return QueueOpaque({.lane = Lane::kOnDemand,
                       .path = Path::kHandover,
                       .take = {.layer = layer},

@@ -343,6 +343,7 @@ void TransferSender::Impl::OnDone(Item& item, uint64_t segments, const absl::Sta
       UpdateRunnable(transfer);
     }
     if (windowed_bytes_ == 0) window_.OnIdle();
+    if (under_way_ == 0) window_.OnAllHandedOut(options_.clock->Now());
     then = Conclude(transfer);
   }
   if (then) then();

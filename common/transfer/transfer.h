@@ -141,8 +141,8 @@ class TransferSender {
   absl::Status Reply(const base::TransferId& id, uint64_t step, int layer,
                      std::vector<std::byte> bytes);
   // Reply will be called at about `at`: background that would not be through the link by then waits
-  // for it, so that the answer has no queue before it. Until Reply, End or, for an answer that is
-  // late, a little after `at`. What there is not is ignored.
+  // for it, so that the answer has no queue before it. Until Reply or End; for an answer that is
+  // late, until something happens 100 ms after `at`. A transfer that there is not is ignored.
   void ExpectReply(const base::TransferId& id, base::TimePoint at);
   // Nothing more is queued; what is queued and has not begun is dropped. Idempotent; the sequence
   // is let go when the last begun message is out. Returns what the transfer has sent in all

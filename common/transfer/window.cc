@@ -19,6 +19,7 @@ constexpr double kMaxSampleSeconds = 0.1;
 constexpr double kWeight = 0.5;
 // The rate has been found when three samples in a row are not this much above what is known.
 constexpr double kGrowth = 1.25;
+constexpr double kMostGrowth = 2;  // that one sample is believed
 constexpr int kFlatSamples = 3;
 constexpr double kStartGain = 2;
 // Samples have whims; so many make a block, whose mean is believed. A block below this part of what
@@ -94,6 +95,11 @@ void LinkWindow::OnPosted(int64_t bytes, base::TimePoint now) {
   through_at_ = std::max(through_at_, now) + TimeOf(bytes);
 }
 
+void LinkWindow::OnAllHandedOut(base::TimePoint now) {
+  if (estimate_.bytes_per_second <= 0) return;
+  through_at_ = std::min(through_at_, now + TimeOf(in_flight_bytes()));
+}
+
 std::optional<base::TimePoint> LinkWindow::ThroughAt(int64_t bytes, base::TimePoint now) const {
   if (estimate_.bytes_per_second <= 0 || now - sampled_at_ > kFresh) return std::nullopt;
   return std::max(through_at_, now) + TimeOf(bytes);
@@ -111,7 +117,13 @@ void LinkWindow::OnSample(double bytes_per_second) {
     known = std::max(known, bytes_per_second);
     return;
   }
-  if (bytes_per_second > kGrowth * known) known += kWeight * (bytes_per_second - known);
+  if (bytes_per_second > kGrowth * known) {
+    known += kWeight * (std::min(bytes_per_second, kMostGrowth * known) - known);
+    // Samples from before say nothing beside what is known now.
+    block_samples_ = 0;
+    block_sum_ = 0;
+    return;
+  }
   block_sum_ += bytes_per_second;
   if (++block_samples_ < kBlockSamples) return;
   block_samples_ = 0;

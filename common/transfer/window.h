@@ -63,6 +63,8 @@ class LinkWindow {
 
   // So many bytes, of whatever lane, were given to the channel.
   void OnPosted(int64_t bytes, base::TimePoint now);
+  // The channel holds nothing any more: no more than what may be in flight is not through.
+  void OnAllHandedOut(base::TimePoint now);
   // When the link will have carried what was given to the channel and `bytes` more. Nothing while
   // the rate is not known, or was not seen for a while: it can be seen only while the link is busy.
   std::optional<base::TimePoint> ThroughAt(int64_t bytes, base::TimePoint now) const;

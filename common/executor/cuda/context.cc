@@ -31,6 +31,11 @@ absl::Status Context::CopiesFollow() {
 }
 
 absl::Status Context::Finish(device::Stream& stream) {
+  if (status_.ok()) status_ = Await(stream);
+  return status_;
+}
+
+absl::Status Context::Await(device::Stream& stream) {
   RETURN_IF_ERROR(stream.Record(*done_));
   const base::Clock& clock = *base::Clock::Real();
   const base::TimePoint begin = clock.Now();

@@ -27,6 +27,8 @@ class Context {
   device::Stream& copies() { return *copies_; }  // from the device, beside what computes
   Stream stream() const { return compute_->native(); }
 
+  // The error that ended the device's work; it is every later Finish's.
+  const absl::Status& status() const { return status_; }
   // The copies that follow begin when what is queued to compute is done.
   absl::Status CopiesFollow();
   // Until what has been queued on the stream so far is done. DeadlineExceeded after a minute.
@@ -36,7 +38,9 @@ class Context {
  private:
   explicit Context(std::shared_ptr<device::Device> device) : device_(std::move(device)) {}
   absl::Status Finish(device::Stream& stream);
+  absl::Status Await(device::Stream& stream);
 
+  absl::Status status_;
   const std::shared_ptr<device::Device> device_;
   std::unique_ptr<device::Event> computed_;
   std::unique_ptr<device::Event> done_;

@@ -16,7 +16,10 @@ constexpr uint64_t kMiB = 1 << 20;
 // Of what is free, for the libraries and for allocations' grain.
 constexpr uint64_t kReserveShare = 20;
 // What a step's small arrays may take beside its activations.
-constexpr uint64_t kStepBytes = 8 * kMiB;
+constexpr uint64_t kStepBytes = 16 * kMiB;
+// A step whose longest sequence is longer than this finds memory for attention's parts when it
+// comes, or does not.
+constexpr int64_t kBudgetTokens = 32 * 1024;
 // Steps that may be open at once are few; more find their memory when they come, or do not.
 constexpr uint64_t kOpenSteps = 2;
 
@@ -28,11 +31,9 @@ class CudaExecutor final : public Executor {
  public:
   CudaExecutor(const model::ModelConfig& config, const ExecutorOptions& options,
                std::unique_ptr<Context> context, std::unique_ptr<Gemm> gemm,
-               std::unique_ptr<DeviceWeights> weights, bool kv_on_device, uint64_t kv_bytes)
+               std::unique_ptr<DeviceWeights> weights)
       : config_(config),
         options_(options),
-        kv_on_device_(kv_on_device),
-        kv_bytes_(kv_bytes),
         context_(std::move(context)),
         pages_(std::make_shared<PinnedPages>(context_->shared_device())),
         gemm_(std::move(gemm)),
@@ -40,6 +41,18 @@ class CudaExecutor final : public Executor {
         checks_(&config_, options, kv_dtype(), weights_->embedding.rows),
         forward_(&config_, weights_.get(), context_.get(), gemm_.get()),
         step_parts_{.config = &config_, .context = context_.get(), .forward = &forward_} {}
+  // The memory that is known to be needed, before anything else takes it. kv_bytes: of the device,
+  // for the copy of KV; 0: kernels read it in host memory.
+  absl::Status Init(uint64_t kv_bytes) {
+    RETURN_IF_ERROR(forward_.Reserve(options_.max_prefill_tokens, activations_));
+    if (kv_bytes == 0) {
+      kv_ = NewHostKv(pages_.get());
+    } else {
+      ASSIGN_OR_RETURN(kv_, NewDeviceKv(context_.get(), Layout(kPage), kv_bytes));
+    }
+    step_parts_.kv = kv_.get();
+    return absl::OkStatus();
+  }
   ~CudaExecutor() override {
     // What is queued uses memory that goes; a device that does not finish has said so before.
     (void)context_->FinishCompute();
@@ -58,9 +71,9 @@ class CudaExecutor final : public Executor {
   std::shared_ptr<kv::PageMemory> page_memory() const override { return pages_; }
 
   absl::Status Prefill(const PrefillChunk& chunk) override {
-    RETURN_IF_ERROR(lost_);
+    RETURN_IF_ERROR(context_->status());
     RETURN_IF_ERROR(checks_.Chunk(chunk));
-    RETURN_IF_ERROR(Prepare(*chunk.sequence));
+    RETURN_IF_ERROR(context_->device().MakeCurrent());
     const absl::Status status = Compute(chunk);
     if (!status.ok()) {
       // What is queued uses what the caller may let go of now.
@@ -71,32 +84,31 @@ class CudaExecutor final : public Executor {
       }
     }
     uploads_.Reset();
-    return Kept(status);
+    return status;
   }
 
   absl::Status Decode(std::span<const DecodeSlot> batch) override {
-    RETURN_IF_ERROR(lost_);
+    RETURN_IF_ERROR(context_->status());
     RETURN_IF_ERROR(checks_.WholeBatch(batch));
-    RETURN_IF_ERROR(Prepare(*batch[0].sequence));
+    RETURN_IF_ERROR(context_->device().MakeCurrent());
     DeviceStep step(&step_parts_, batch);
-    const absl::StatusOr<StepRun::State> state = step.Advance();
-    RETURN_IF_ERROR(Kept(state.status()));
-    if (*state == StepRun::State::kDone) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const StepRun::State state, step.Advance());
+    if (state == StepRun::State::kDone) return absl::OkStatus();
     return base::Internal("decode: a step without remote KV waits");
   }
 
   absl::StatusOr<std::unique_ptr<StepRun>> StartStep(std::span<const DecodeSlot> batch) override {
-    RETURN_IF_ERROR(lost_);
+    RETURN_IF_ERROR(context_->status());
     RETURN_IF_ERROR(checks_.Batch(batch));
-    RETURN_IF_ERROR(Prepare(*batch[0].sequence));
+    RETURN_IF_ERROR(context_->device().MakeCurrent());
     return std::make_unique<DeviceStep>(&step_parts_, batch);
   }
 
   absl::Status Attend(std::span<const AttendJob> jobs) override {
-    RETURN_IF_ERROR(lost_);
+    RETURN_IF_ERROR(context_->status());
     RETURN_IF_ERROR(checks_.Jobs(jobs));
     if (jobs.empty()) return absl::OkStatus();
-    RETURN_IF_ERROR(Prepare(*jobs[0].sequence));
+    RETURN_IF_ERROR(context_->device().MakeCurrent());
     std::vector<std::vector<ReadJob>> by_layer(config_.layers.size());
     for (const AttendJob& job : jobs) {
       by_layer[static_cast<size_t>(job.layer)].push_back(
@@ -110,34 +122,12 @@ class CudaExecutor final : public Executor {
            .end = job.end});
     }
     for (const auto& of_layer : by_layer) {
-      RETURN_IF_ERROR(Kept(RunJobs(step_parts_, of_layer, attend_)));
-      attend_.uploads.Reset();
+      RETURN_IF_ERROR(RunJobs(step_parts_, of_layer, attend_));
     }
     return absl::OkStatus();
   }
 
  private:
-  // Errors of the device are for ever.
-  absl::Status Kept(const absl::Status& status) {
-    if (absl::IsInternal(status) || absl::IsDeadlineExceeded(status)) lost_ = status;
-    return status;
-  }
-
-  // The calling thread is the device's from here on. With the first sequence it is known what KV
-  // looks like.
-  absl::Status Prepare(const kv::KvSequence& sequence) {
-    RETURN_IF_ERROR(Kept(context_->device().MakeCurrent()));
-    const kv::KvLayout& layout = sequence.layout();
-    if (kv_ != nullptr) return absl::OkStatus();
-    if (!kv_on_device_) {
-      kv_ = NewHostKv(pages_.get());
-    } else {
-      ASSIGN_OR_RETURN(kv_, NewDeviceKv(context_.get(), layout, kv_bytes_));
-    }
-    step_parts_.kv = kv_.get();
-    return absl::OkStatus();
-  }
-
   absl::Status Compute(const PrefillChunk& chunk) {
     const auto count = static_cast<int64_t>(chunk.tokens.size());
     const int64_t end = chunk.start + count;
@@ -282,14 +272,11 @@ class CudaExecutor final : public Executor {
 
   const model::ModelConfig config_;
   const ExecutorOptions options_;
-  const bool kv_on_device_;
-  const uint64_t kv_bytes_;  // of the device, for the copy
   const std::unique_ptr<Context> context_;
   const std::shared_ptr<PinnedPages> pages_;
   const std::unique_ptr<Gemm> gemm_;
   const std::unique_ptr<DeviceWeights> weights_;
   const InputChecks checks_;
-  absl::Status lost_;
   DeviceForward forward_;
   std::unique_ptr<KvPlace> kv_;
   DeviceStepParts step_parts_;
@@ -311,6 +298,29 @@ struct Budget {
   uint64_t kv() const { return total - weights - prefill - steps; }
 };
 
+// Of one step of so many sequences: its activations, and the largest of its other arrays
+// (DeviceStepBuffers).
+uint64_t StepBytes(const model::ModelConfig& config, const ExecutorOptions& options) {
+  const int64_t batch = options.max_decode_batch;
+  const int64_t tokens = std::min(config.context_length, kBudgetTokens);
+  int64_t columns = 0;
+  int64_t scratch = 0;
+  for (const model::LayerConfig& l : config.layers) {
+    columns = std::max(columns, QColumns(l));
+    scratch = std::max(
+        scratch, DecodeScratchFloats(static_cast<int>(batch), l.num_heads, l.head_dim, tokens));
+  }
+  const int64_t floats =
+      batch * (config.hidden_dim + config.vocab_size + 3 * columns) + scratch;  // one more: parts
+  const int64_t born =
+      batch * LayoutOf(config,
+                       options.compute == ComputeType::kF32 ? kv::DType::kF32 : kv::DType::kBF16,
+                       kPage)
+                  .TokenBytes();
+  return DeviceForward::ActivationBytes(config, batch) +
+         static_cast<uint64_t>(floats) * sizeof(float) + static_cast<uint64_t>(born) + kStepBytes;
+}
+
 absl::StatusOr<Budget> MakeBudget(const model::Model& model, const ExecutorOptions& options,
                                   const CudaOptions& cuda_options, const device::DeviceInfo& info) {
   const model::ModelConfig& config = model.config();
@@ -326,9 +336,7 @@ absl::StatusOr<Budget> MakeBudget(const model::Model& model, const ExecutorOptio
   budget.weights = DeviceWeights::Bytes(model, ElementOf(options.compute));
   budget.prefill =
       DeviceForward::ActivationBytes(config, options.max_prefill_tokens) + kLogitRows * logits;
-  const auto batch = static_cast<uint64_t>(options.max_decode_batch);
-  budget.steps = kOpenSteps * (DeviceForward::ActivationBytes(config, options.max_decode_batch) +
-                               batch * logits + kStepBytes);
+  budget.steps = kOpenSteps * StepBytes(config, options);
   const uint64_t wanted = budget.weights + budget.prefill + budget.steps;
   if (wanted >= budget.total) {
     return base::ResourceExhausted(
@@ -352,17 +360,22 @@ absl::StatusOr<std::unique_ptr<Executor>> NewCudaExecutor(const model::Model& mo
                                                           std::unique_ptr<cuda::Gemm> gemm) {
   ExecutorOptions resolved = options;
   if (resolved.compute == ComputeType::kAuto) resolved.compute = ComputeType::kBF16;
-  const device::DeviceInfo info = device->info();
+  // Products go before the device, whatever happens below.
+  const std::shared_ptr<device::Device> shared = std::move(device);
+  std::unique_ptr<cuda::Gemm> products = std::move(gemm);
+  const device::DeviceInfo info = shared->info();
   ASSIGN_OR_RETURN(const cuda::Budget budget,
                    cuda::MakeBudget(model, resolved, cuda_options, info));
   const bool fits = cuda_options.kv_bytes <= budget.kv();
   const bool on_device = cuda_options.kv_location == KvLocation::kDevice ||
                          (cuda_options.kv_location == KvLocation::kAuto && fits);
   // Not more than there can be of it.
-  const uint64_t kv_bytes =
-      cuda_options.kv_bytes > 0 ? std::min(cuda_options.kv_bytes, budget.kv()) : budget.kv();
-  ASSIGN_OR_RETURN(auto context,
-                   cuda::Context::Create(std::shared_ptr<device::Device>(std::move(device))));
+  uint64_t kv_bytes = 0;
+  if (on_device) {
+    kv_bytes =
+        cuda_options.kv_bytes > 0 ? std::min(cuda_options.kv_bytes, budget.kv()) : budget.kv();
+  }
+  ASSIGN_OR_RETURN(auto context, cuda::Context::Create(shared));
   ASSIGN_OR_RETURN(auto weights,
                    cuda::DeviceWeights::Load(model, cuda::ElementOf(resolved.compute), *context));
   SMARTGEN_LOG(
@@ -370,11 +383,19 @@ absl::StatusOr<std::unique_ptr<Executor>> NewCudaExecutor(const model::Model& mo
       "cuda device={} name=\"{}\" compute={} memory={} MiB: weights={} prefill={} steps={} "
       "kv={} MiB on the {}",
       info.index, info.name, ComputeTypeName(resolved.compute), budget.total >> 20,
-      budget.weights >> 20, budget.prefill >> 20, budget.steps >> 20,
-      on_device ? kv_bytes >> 20 : 0, on_device ? "device" : "host");
-  return std::make_unique<cuda::CudaExecutor>(model.config(), resolved, std::move(context),
-                                              std::move(gemm), std::move(weights), on_device,
-                                              kv_bytes);
+      budget.weights >> 20, budget.prefill >> 20, budget.steps >> 20, kv_bytes >> 20,
+      on_device ? "device" : "host");
+  if (cuda_options.kv_location == KvLocation::kAuto && !on_device) {
+    SMARTGEN_LOG(warn, "executor",
+                 "cuda.kv_location auto: a pool of {} MiB does not fit into the {} MiB that are "
+                 "left; KV is read from host memory, which is slower: lower kv_bytes to have it on "
+                 "the device",
+                 cuda_options.kv_bytes >> 20, budget.kv() >> 20);
+  }
+  auto executor = std::make_unique<cuda::CudaExecutor>(model.config(), resolved, std::move(context),
+                                                       std::move(products), std::move(weights));
+  RETURN_IF_ERROR(executor->Init(kv_bytes));
+  return executor;
 }
 
 }  // namespace smartgen::executor

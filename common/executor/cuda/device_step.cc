@@ -47,9 +47,9 @@ absl::Status RunJobs(DeviceStepParts& parts, std::span<const ReadJob> jobs,
       }
       slot.begin = 0;
       slot.end = slot.index_stride = job.k;
-      ASSIGN_OR_RETURN(slot.index, buffers.uploads.Add(context, job.index));
+      ASSIGN_OR_RETURN(slot.index, buffers.job_uploads.Add(context, job.index));
     }
-    ASSIGN_OR_RETURN(slot.pages, buffers.uploads.Add(context, pages));
+    ASSIGN_OR_RETURN(slot.pages, buffers.job_uploads.Add(context, pages));
     most = std::max(most, slot.end - slot.begin);
     slots.push_back(slot);
     std::copy_n(job.q, columns, buffers.host_parts.data() + i * columns);
@@ -61,7 +61,7 @@ absl::Status RunJobs(DeviceStepParts& parts, std::span<const ReadJob> jobs,
   RETURN_IF_ERROR(context.compute().CopyIn(
       reinterpret_cast<std::byte*>(queries),
       {reinterpret_cast<const std::byte*>(buffers.host_parts.data()), bytes}));
-  ASSIGN_OR_RETURN(const AttendSlot* const device_slots, buffers.uploads.Add(context, slots));
+  ASSIGN_OR_RETURN(const AttendSlot* const device_slots, buffers.job_uploads.Add(context, slots));
   RETURN_IF_ERROR(buffers.scratch.Reserve(
       context, DecodeScratchFloats(static_cast<int>(count), l.num_heads, l.head_dim, most)));
   RETURN_IF_ERROR(Launched(DecodeAttention({.layer = parts.kv->Layer(*jobs[0].sequence, layer),
@@ -84,6 +84,7 @@ absl::Status RunJobs(DeviceStepParts& parts, std::span<const ReadJob> jobs,
       context.compute().CopyOut({reinterpret_cast<std::byte*>(buffers.host_lse.data()), lse_bytes},
                                 reinterpret_cast<const std::byte*>(buffers.lse.data())));
   RETURN_IF_ERROR(context.FinishCompute());
+  buffers.job_uploads.Reset();
   for (int64_t i = 0; i < count; ++i) {
     const ReadJob& job = jobs[static_cast<size_t>(i)];
     std::copy_n(host_out + i * columns, columns, job.out);
@@ -234,18 +235,21 @@ absl::Status DeviceStep::BeginLayer() {
   DeviceActivations& a = buffers_->activations;
   const auto count = static_cast<int64_t>(active_.size());
   if (reads_) RETURN_IF_ERROR(LookAhead());
-  kv_.Begin();
-  std::vector<std::vector<int32_t>> mapped;
   std::vector<int32_t> positions;
   for (const int s : active_) {
-    const DecodeSlot& slot = slots_[static_cast<size_t>(s)];
-    ASSIGN_OR_RETURN(auto pages, kv_.Map(*slot.sequence, slot.position + 1));
-    mapped.push_back(std::move(pages));
-    positions.push_back(static_cast<int32_t>(slot.position));
+    positions.push_back(static_cast<int32_t>(slots_[static_cast<size_t>(s)].position));
   }
-  if (mapped != mapped_) {
-    mapped_ = std::move(mapped);
+  // Layer after layer the pages are the same ones, unless others took some of them meanwhile.
+  if (mapped_.empty() || kv_.evictions() != mapped_at_) {
+    kv_.Begin();
+    mapped_.clear();
     tables_.clear();
+    for (const int s : active_) {
+      const DecodeSlot& slot = slots_[static_cast<size_t>(s)];
+      ASSIGN_OR_RETURN(auto pages, kv_.Map(*slot.sequence, slot.position + 1));
+      mapped_.push_back(std::move(pages));
+    }
+    mapped_at_ = kv_.evictions();
     for (const auto& pages : mapped_) {
       ASSIGN_OR_RETURN(const int32_t* const table, buffers_->uploads.Add(context_, pages));
       tables_.push_back(table);

@@ -30,7 +30,8 @@ struct DeviceStepBuffers {
   PinnedArray<float> host_qkv;       // rows of the layer
   PinnedArray<float> host_parts, host_lse;
   PinnedArray<float> host_rows;  // hidden states, attended rows or logits
-  Uploads uploads;
+  Uploads uploads;               // of the step
+  Uploads job_uploads;           // of jobs, until they are done
 };
 
 // What steps share. All must outlive them.
@@ -38,7 +39,7 @@ struct DeviceStepParts {
   const model::ModelConfig* config;
   Context* context;
   DeviceForward* forward;
-  KvPlace* kv = nullptr;                                  // made with the first sequence
+  KvPlace* kv = nullptr;
   std::vector<std::unique_ptr<DeviceStepBuffers>> spare;  // of finished steps, for later ones
 };
 
@@ -101,6 +102,7 @@ class DeviceStep final : public StepRun {
   int layer_ = 0;
   std::vector<int> active_;                   // slots in activations, ascending
   std::vector<std::vector<int32_t>> mapped_;  // pages of the active slots, as last mapped
+  uint64_t mapped_at_ = 0;                    // evictions then
   std::vector<const int32_t*> tables_;        // the same on the device
   std::vector<ReadJob> jobs_;                 // of this layer, not run yet
   std::vector<float> attended_;               // [active slots][columns] of jobs

@@ -27,12 +27,17 @@ class HostKv final : public KvPlace {
   explicit HostKv(const kv::PageMemory* memory) : memory_(memory) {}
 
   bool in_host_memory() const override { return true; }
-  void Begin() override {}
+  uint64_t evictions() const override { return 0; }
+  void Begin() override { pool_ = nullptr; }
   absl::StatusOr<std::vector<int32_t>> Map(kv::KvSequence& sequence, int64_t end) override {
     if (sequence.pool()->memory() != memory_) {
       return base::InvalidArgument(
           "kv_location host: want a KV pool of the executor's page memory, got another's");
     }
+    if (pool_ != nullptr && pool_ != sequence.pool()) {
+      return base::InvalidArgument("kv_location host: sequences of one call are of two KV pools");
+    }
+    pool_ = sequence.pool();
     const auto pages = sequence.pages().first(static_cast<size_t>((end + kPage - 1) / kPage));
     return std::vector<int32_t>(pages.begin(), pages.end());
   }
@@ -51,6 +56,7 @@ class HostKv final : public KvPlace {
 
  private:
   const kv::PageMemory* const memory_;
+  const kv::KvPool* pool_ = nullptr;  // since Begin
 };
 
 class DeviceKv final : public KvPlace {
@@ -77,6 +83,7 @@ class DeviceKv final : public KvPlace {
   }
 
   bool in_host_memory() const override { return false; }
+  uint64_t evictions() const override { return evictions_; }
   void Begin() override { ++work_; }
 
   absl::StatusOr<std::vector<int32_t>> Map(kv::KvSequence& sequence, int64_t end) override {
@@ -102,6 +109,8 @@ class DeviceKv final : public KvPlace {
       const uint16_t wanted = TokenBits(page, begin, end);
       uint16_t* const have = Have(pages[static_cast<size_t>(page)], layer);
       const auto empty = [](uint16_t bits) { return bits == 0; };
+      const auto whole = [](uint16_t bits) { return bits == kAllTokens; };
+      if (std::all_of(have, have + heads, whole)) continue;
       if (wanted == kAllTokens && std::all_of(have, have + heads, empty)) {
         const auto bytes = static_cast<size_t>(layout_.PageBytes(layer));
         RETURN_IF_ERROR(context_->compute().CopyIn(To(pages, layer, page),
@@ -189,7 +198,10 @@ class DeviceKv final : public KvPlace {
             "give the executor more memory, or use kv_location host",
             books_.size(), kPage);
       }
-      if (book.stamp != 0) slots_.erase(book.stamp);
+      if (book.stamp != 0) {
+        slots_.erase(book.stamp);
+        ++evictions_;
+      }
       book.stamp = stamp;
       std::fill_n(Have(slot, 0), heads_a_page_, uint16_t{0});
       it = slots_.emplace(stamp, slot).first;
@@ -232,6 +244,7 @@ class DeviceKv final : public KvPlace {
   std::list<int32_t> oldest_first_;
   std::unordered_map<uint64_t, int32_t> slots_;  // by stamp
   uint64_t work_ = 1;
+  uint64_t evictions_ = 0;
 };
 
 }  // namespace

@@ -21,6 +21,9 @@ class KvPlace {
   virtual ~KvPlace() = default;
   // Kernels write to the sequences' own pages: there is nothing to copy to the host.
   virtual bool in_host_memory() const = 0;
+  // How often a page has lost its number since the beginning: what Map gave before is valid while
+  // this is the same.
+  virtual uint64_t evictions() const = 0;
   // Begins a piece of work: what it maps stays mapped until the next Begin.
   virtual void Begin() = 0;
   // Numbers of the sequence's pages that hold tokens [0, end), for PagedLayer::pages.
@@ -41,7 +44,7 @@ class KvPlace {
   virtual void Forget(kv::KvSequence& sequence, int64_t token) = 0;
 };
 
-// Of pools that were made of this memory.
+// Of one pool at a time that was made of this memory.
 std::unique_ptr<KvPlace> NewHostKv(const kv::PageMemory* memory);
 // Of sequences of this layout, in at most so many bytes of the device. ResourceExhausted says what
 // one page takes if there is no room for one.
