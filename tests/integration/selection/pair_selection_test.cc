@@ -129,6 +129,15 @@ class FetchingTest : public PairSelectionTest {
     }
     return requests;
   }
+  // Of a link that carries all KV in a little more than half of the time that the steps take where
+  // nothing has to be waited for, however fast the machine is.
+  double Bandwidth(const std::vector<v1::GenerateRequest>& requests) {
+    Start({});
+    const base::TimePoint begin = base::Clock::Real()->Now();
+    RunAll(requests);
+    const double seconds = base::ToSeconds(base::Clock::Real()->Now() - begin);
+    return static_cast<double>(kEach * PromptBytes()) / (0.6 * seconds);
+  }
   // Each byte counts once, on the path that it came by, whatever was sent again.
   void ExpectBooks(const std::vector<Result>& results, const std::string& selector) {
     uint64_t ondemand = 0;
@@ -166,7 +175,8 @@ TEST_F(FetchingTest, W2_FetchedEntriesOverABadLinkMakeTheTokensOfAGoodOne) {
   for (const char* selector : {"quest", "hata", "infinigen"}) {
     SCOPED_TRACE(selector);
     const auto requests = Requests(selector);
-    Start({.bandwidth = 4e6});
+    const double bandwidth = Bandwidth(requests);
+    Start({.bandwidth = bandwidth});
     const std::vector<Result> good = RunAll(requests);
     ExpectBooks(good, selector);
     for (const char* reason : {"corrupt", "malformed", "out_of_range"}) {
@@ -177,7 +187,7 @@ TEST_F(FetchingTest, W2_FetchedEntriesOverABadLinkMakeTheTokensOfAGoodOne) {
            .corrupt = 0.01,
            .duplicate = 0.01,
            .reorder = 0.01,
-           .bandwidth = 4e6});
+           .bandwidth = bandwidth});
     const std::vector<Result> bad = RunAll(requests);
     for (size_t i = 0; i < bad.size(); ++i) EXPECT_EQ(bad[i].tokens, good[i].tokens) << i;
     ExpectBooks(bad, selector);
@@ -200,8 +210,9 @@ TEST_F(FetchingTest, W2_FetchedEntriesOverABadLinkMakeTheTokensOfAGoodOne) {
 // One fault alone, so that each message that it hit can be found again in the counters.
 TEST_F(FetchingTest, EachDamagedMessageIsRefusedOnce) {
   decode_options_.stall = std::chrono::seconds(1);  // nothing is asked for again but for damage
-  Start({.seed = 37, .corrupt = 0.05, .bandwidth = 8e6});
-  ExpectBooks(RunAll(Requests("quest")), "quest");
+  const auto requests = Requests("quest");
+  Start({.seed = 37, .corrupt = 0.05, .bandwidth = Bandwidth(requests)});
+  ExpectBooks(RunAll(requests), "quest");
   const auto damaged = static_cast<double>(link_->counts().corrupted);
   EXPECT_GT(Refused("corrupt"), 0);
   EXPECT_LE(Refused("corrupt"), damaged);
@@ -211,8 +222,9 @@ TEST_F(FetchingTest, EachDamagedMessageIsRefusedOnce) {
 
 TEST_F(FetchingTest, EachDoubledMessageIsRefusedOnceOrIsMetadata) {
   decode_options_.stall = std::chrono::seconds(1);
-  Start({.seed = 41, .duplicate = 0.1, .bandwidth = 8e6});
-  ExpectBooks(RunAll(Requests("quest")), "quest");
+  const auto requests = Requests("quest");
+  Start({.seed = 41, .duplicate = 0.1, .bandwidth = Bandwidth(requests)});
+  ExpectBooks(RunAll(requests), "quest");
   const auto doubled = static_cast<double>(link_->counts().duplicated);
   EXPECT_GT(Refused("duplicate"), 0);
   const double refused = Refused("duplicate") + Refused("unknown_transfer");

@@ -1,4 +1,5 @@
-// A token's result is a function of the tokens before it and of nothing else, bit for bit.
+// A token's result is a function of the tokens before it and of whether it was part of a prompt or
+// a step's, and of nothing else, bit for bit; of the tokens alone where products are made in float.
 #include "tests/common/executor/model/fixture.h"
 
 namespace smartgen::executor {
@@ -13,6 +14,17 @@ std::vector<TokenId> Prompt(int64_t length) {
   EXPECT_GE(static_cast<int64_t>(ids.size()), length);
   ids.resize(length);
   return ids;
+}
+
+// Where the machine multiplies bf16 faster than float, a prompt's rows are rounded to bf16; a
+// decode step's are not.
+bool RoundsPrompts() { return __builtin_cpu_supports("avx512bf16") > 0; }
+
+void ExpectClose(std::span<const float> got, std::span<const float> want, double tolerance) {
+  ASSERT_EQ(got.size(), want.size());
+  double top = 0;
+  for (const float v : want) top = std::max(top, std::abs(double{v}));
+  for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], tolerance * top) << i;
 }
 
 class Invariance : public testing::TestWithParam<ComputeType> {
@@ -57,7 +69,11 @@ TEST_P(Invariance, DecodeComputesWhatPrefillComputes) {
   kv::KvSequence steps(b.pool.get());
   std::vector<float> got = PrefillAll(b, steps, {prompt.data(), 250}, 250);
   for (int64_t at = 250; at < 330; ++at) got = DecodeOne(b, steps, at, prompt[at]);
-  EXPECT_EQ(got, want);
+  if (GetParam() == ComputeType::kBF16 && RoundsPrompts()) {
+    ExpectClose(got, want, 0.01);
+  } else {
+    EXPECT_EQ(got, want);
+  }
 }
 
 TEST_P(Invariance, NeighboursInABatchDoNotMatter) {
