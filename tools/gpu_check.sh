@@ -28,11 +28,16 @@ esac
 command -v nvidia-smi >/dev/null || cannot \
   "no GPU to check: nvidia-smi, which comes with NVIDIA's driver, is not in PATH." \
   "Run this on a machine with an NVIDIA GPU and driver $least_driver or later (in a container: with the GPU passed in)."
-found=$(timeout 30 nvidia-smi --query-gpu=index,compute_cap,driver_version,name --format=csv,noheader 2>&1) || cannot \
+# CUDA then numbers GPUs as nvidia-smi does; of some alone, from 0 on.
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+only=()
+if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then only=(-i "$CUDA_VISIBLE_DEVICES"); fi
+found=$(timeout 30 nvidia-smi "${only[@]}" --query-gpu=index,compute_cap,driver_version,name --format=csv,noheader 2>&1) || cannot \
   "no GPU to check: nvidia-smi fails: ${found%%$'\n'*}" \
   "Want a GPU that nvidia-smi lists: is the driver loaded, and the same as the one that nvidia-smi is of?"
 fit=""
 seen=""
+number=0
 while IFS=, read -r index capability driver name; do
   capability=${capability# } driver=${driver# } name=${name# }
   [[ $index =~ ^[0-9]+$ && $capability =~ ^[0-9]+\.[0-9]+$ && $driver =~ ^[0-9]+ ]] || continue
@@ -40,6 +45,8 @@ while IFS=, read -r index capability driver name; do
   if ((${driver%%.*} < least_driver)); then
     cannot "driver $driver is too old for CUDA 13: want $least_driver or later." "Update the driver ($seen)."
   fi
+  if [ ${#only[@]} -gt 0 ]; then index=$number; fi
+  number=$((number + 1))
   if ((${capability%%.*} >= ${least_capability%%.*})); then fit+="${fit:+ }$index:$capability"; fi
 done <<<"$found"
 [ -n "$seen" ] || cannot "no GPU to check: nvidia-smi lists none (it says: ${found%%$'\n'*})." \

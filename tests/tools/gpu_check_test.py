@@ -32,9 +32,10 @@ class PreflightTest(unittest.TestCase):
             file.write("#!" + shutil.which("bash") + "\n" + text)
         os.chmod(path, 0o755)
 
-    def run_script(self, *arguments):
+    def run_script(self, *arguments, **environment):
         return subprocess.run([shutil.which("bash"), _SCRIPT, *arguments], capture_output=True, text=True,
-                              timeout=60, check=False, env={"PATH": self.folder.name})
+                              timeout=60, check=False,
+                              env={"PATH": self.folder.name, **environment})
 
     def assert_cannot(self, *texts):
         begin = time.monotonic()
@@ -75,6 +76,15 @@ class PreflightTest(unittest.TestCase):
         run = self.run_script("--model", "m.gguf")
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertEqual(run.stdout.strip(), "tools/gpu_check.py --gpus 1:9.0 --model m.gguf")
+
+    def test_gpus_that_may_be_seen_alone_are_numbered_as_cuda_does(self):
+        self.put("nvidia-smi", 'printf "2, 9.0, 580.65.06, NVIDIA H200\\n5, 9.0, 580.65.06, NVIDIA H200\\n"\n'
+                               '[ "$1 $2" = "-i 2,5" ] || exit 1')
+        self.put("python3", 'echo "$CUDA_DEVICE_ORDER $*"')
+        for program in ("cmake", "ninja", "c++"):
+            self.put(program, "")
+        run = self.run_script(CUDA_VISIBLE_DEVICES="2,5")
+        self.assertEqual(run.stdout.strip(), "PCI_BUS_ID tools/gpu_check.py --gpus 0:9.0 1:9.0", run.stderr)
 
     def test_help_is_the_scripts_head(self):
         run = self.run_script("--help")
