@@ -27,29 +27,36 @@ absl::Status RunJobs(DeviceStepParts& parts, std::span<const ReadJob> jobs,
   RETURN_IF_ERROR(buffers.host_parts.Reserve(context, 2 * count * columns));
   RETURN_IF_ERROR(buffers.host_lse.Reserve(context, count * l.num_heads));
   parts.kv->Begin();
+  std::vector<std::vector<int32_t>> pages;
+  for (const ReadJob& job : jobs) {
+    int64_t end = job.end;
+    if (!job.index.empty()) end = *std::max_element(job.index.begin(), job.index.end()) + 1;
+    ASSIGN_OR_RETURN(pages.emplace_back(), parts.kv->Map(*job.sequence, end));
+  }
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const ReadJob& job = jobs[i];
+    if (job.index.empty()) {
+      RETURN_IF_ERROR(parts.kv->Bring(*job.sequence, pages[i], layer, job.begin, job.end));
+      continue;
+    }
+    for (int head = 0; head < l.num_kv_heads; ++head) {
+      const auto tokens =
+          job.index.subspan(static_cast<size_t>(head * job.k), static_cast<size_t>(job.k));
+      RETURN_IF_ERROR(parts.kv->Bring(*job.sequence, pages[i], layer, head, tokens));
+    }
+  }
+  RETURN_IF_ERROR(parts.kv->Flush());
   std::vector<AttendSlot> slots;
   int64_t most = 1;
   for (int64_t i = 0; i < count; ++i) {
     const ReadJob& job = jobs[static_cast<size_t>(i)];
-    kv::KvSequence& sequence = *job.sequence;
-    const bool all = job.index.empty();
-    int64_t end = job.end;
-    if (!all) end = *std::max_element(job.index.begin(), job.index.end()) + 1;
-    ASSIGN_OR_RETURN(const std::vector<int32_t> pages, parts.kv->Map(sequence, end));
     AttendSlot slot{.row = i, .begin = job.begin, .end = job.end};
-    if (all) {
-      RETURN_IF_ERROR(parts.kv->Bring(sequence, pages, layer, job.begin, job.end));
-    } else {
-      for (int head = 0; head < l.num_kv_heads; ++head) {
-        const auto tokens =
-            job.index.subspan(static_cast<size_t>(head * job.k), static_cast<size_t>(job.k));
-        RETURN_IF_ERROR(parts.kv->Bring(sequence, pages, layer, head, tokens));
-      }
+    if (!job.index.empty()) {
       slot.begin = 0;
       slot.end = slot.index_stride = job.k;
       ASSIGN_OR_RETURN(slot.index, buffers.job_uploads.Add(context, job.index));
     }
-    ASSIGN_OR_RETURN(slot.pages, buffers.job_uploads.Add(context, pages));
+    ASSIGN_OR_RETURN(slot.pages, buffers.job_uploads.Add(context, pages[static_cast<size_t>(i)]));
     most = std::max(most, slot.end - slot.begin);
     slots.push_back(slot);
     std::copy_n(job.q, columns, buffers.host_parts.data() + i * columns);
@@ -123,7 +130,7 @@ DeviceStep::~DeviceStep() {
 
 absl::StatusOr<StepRun::State> DeviceStep::Advance() {
   RETURN_IF_ERROR(error_);
-  RETURN_IF_ERROR(context_.device().MakeCurrent());
+  RETURN_IF_ERROR(context_.Enter());
   absl::StatusOr<State> state = Run();
   error_ = state.status();
   return state;
@@ -342,6 +349,7 @@ absl::Status DeviceStep::AttendWhole(std::span<const int> rows) {
     RETURN_IF_ERROR(
         kv_.Bring(*slot.sequence, mapped_[static_cast<size_t>(i)], layer_, begin, slot.position));
   }
+  RETURN_IF_ERROR(kv_.Flush());
   ASSIGN_OR_RETURN(const AttendSlot* const slots, WholeSlots(rows));
   const int count = static_cast<int>(rows.size());
   RETURN_IF_ERROR(buffers_->scratch.Reserve(

@@ -51,6 +51,7 @@ class HostKv final : public KvPlace {
                      std::span<const int32_t>) override {
     return absl::OkStatus();
   }
+  absl::Status Flush() override { return absl::OkStatus(); }
   void Written(std::span<const int32_t>, int, int64_t, int64_t) override {}
   void Forget(kv::KvSequence&, int64_t) override {}
 
@@ -119,7 +120,7 @@ class DeviceKv final : public KvPlace {
         continue;
       }
       for (int head = 0; head < heads; ++head) {
-        RETURN_IF_ERROR(BringBits(sequence, pages, layer, head, page, wanted));
+        BringBits(sequence, pages, layer, head, page, wanted);
       }
     }
     return absl::OkStatus();
@@ -133,9 +134,16 @@ class DeviceKv final : public KvPlace {
       for (; i < tokens.size() && tokens[i] / kPage == page; ++i) {
         wanted = static_cast<uint16_t>(wanted | 1u << (tokens[i] % kPage));
       }
-      RETURN_IF_ERROR(BringBits(sequence, pages, layer, head, page, wanted));
+      BringBits(sequence, pages, layer, head, page, wanted);
     }
     return absl::OkStatus();
+  }
+
+  absl::Status Flush() override {
+    const absl::Status status = Scatter();
+    if (!status.ok()) DropPieces();
+    pieces_.Clear();
+    return status;
   }
 
   void Written(std::span<const int32_t> pages, int layer, int64_t begin, int64_t end) override {
@@ -212,25 +220,78 @@ class DeviceKv final : public KvPlace {
     return it->second;
   }
 
-  // Runs of tokens that are wanted and not there.
-  absl::Status BringBits(kv::KvSequence& sequence, std::span<const int32_t> pages, int layer,
-                         int head, int64_t page, uint16_t wanted) {
-    uint16_t& have = Have(pages[static_cast<size_t>(page)], layer)[head];
+  // Rows that go to pages of one layer in one copy and one kernel. Ranges count tokens as if
+  // `pages` followed each other.
+  struct Pieces {
+    int layer = 0;
+    std::vector<StagedRange> ranges;
+    std::vector<int32_t> pages;
+    std::vector<std::byte> rows;
+    void Clear() {
+      ranges.clear();
+      pages.clear();
+      rows.clear();
+    }
+  };
+
+  // Notes runs of tokens that are wanted and not there.
+  void BringBits(kv::KvSequence& sequence, std::span<const int32_t> pages, int layer, int head,
+                 int64_t page, uint16_t wanted) {
+    const int32_t slot = pages[static_cast<size_t>(page)];
+    uint16_t& have = Have(slot, layer)[head];
     unsigned missing = wanted & ~static_cast<unsigned>(have);
-    std::byte* const to = To(pages, layer, page);
+    if (missing == 0) return;
+    pieces_.layer = layer;
+    if (pieces_.pages.empty() || pieces_.pages.back() != slot) pieces_.pages.push_back(slot);
+    const auto before = static_cast<int32_t>((pieces_.pages.size() - 1) * kPage);
     const std::byte* const from = sequence.Page(layer, page);
     while (missing != 0) {
       const int first = std::countr_zero(missing);
       const int count = std::countr_one(missing >> first);
-      const auto bytes = static_cast<size_t>(count * layout_.RowBytes(layer));
+      const int64_t bytes = count * layout_.RowBytes(layer);
+      pieces_.ranges.push_back({.head = head,
+                                .begin = before + first,
+                                .end = before + first + count,
+                                .offset = static_cast<int64_t>(pieces_.rows.size())});
       for (const int64_t offset :
            {layout_.KOffset(layer, head, first), layout_.VOffset(layer, head, first)}) {
-        RETURN_IF_ERROR(context_->compute().CopyIn(to + offset, {from + offset, bytes}));
+        pieces_.rows.insert(pieces_.rows.end(), from + offset, from + offset + bytes);
       }
       missing &= ~(((1u << count) - 1) << first);
     }
     have = static_cast<uint16_t>(have | wanted);
-    return absl::OkStatus();
+  }
+
+  absl::Status Scatter() {
+    if (pieces_.ranges.empty()) return absl::OkStatus();
+    if (context_->finishes() != staged_at_) uploads_.Reset();
+    const auto ranges = std::as_bytes(std::span(pieces_.ranges));
+    const auto pages = std::as_bytes(std::span(pieces_.pages));
+    ASSIGN_OR_RETURN(std::byte* const staged,
+                     uploads_.AddTogether(*context_, {pieces_.rows, ranges, pages}));
+    staged_at_ = context_->finishes();
+    const size_t after_rows = Uploads::After(pieces_.rows.size());
+    PagedLayer place = LayerOf(layout_, pieces_.layer, base_[static_cast<size_t>(pieces_.layer)]);
+    place.pages =
+        reinterpret_cast<const int32_t*>(staged + after_rows + Uploads::After(ranges.size()));
+    return Launched(CopyRanges({.layer = place,
+                                .ranges = reinterpret_cast<const StagedRange*>(staged + after_rows),
+                                .count = static_cast<int>(pieces_.ranges.size()),
+                                .most_tokens = kPage,
+                                .staging = staged,
+                                .direction = Direction::kScatter},
+                               context_->stream()),
+                    "KV rows to their pages");
+  }
+
+  // What Scatter did not bring is not there.
+  void DropPieces() {
+    for (const StagedRange& range : pieces_.ranges) {
+      const int32_t slot = pieces_.pages[static_cast<size_t>(range.begin / kPage)];
+      const uint16_t bits = TokenBits(range.begin / kPage, range.begin, range.end);
+      uint16_t& have = Have(slot, pieces_.layer)[range.head];
+      have = static_cast<uint16_t>(have & ~bits);
+    }
   }
 
   Context* const context_;
@@ -245,6 +306,9 @@ class DeviceKv final : public KvPlace {
   std::unordered_map<uint64_t, int32_t> slots_;  // by stamp
   uint64_t work_ = 1;
   uint64_t evictions_ = 0;
+  Pieces pieces_;           // noted, not queued yet
+  Uploads uploads_;         // of pieces that are on their way
+  uint64_t staged_at_ = 0;  // context_->finishes() then
 };
 
 }  // namespace

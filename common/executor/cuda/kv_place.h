@@ -32,12 +32,14 @@ class KvPlace {
   // Without `pages`. The pool is that of the sequence.
   virtual PagedLayer Layer(const kv::KvSequence& sequence, int layer) const = 0;
   // In what follows `pages` are those of Map. Tokens [begin, end) of the layer, all local, can be
-  // read.
+  // read by what is queued after Flush. Between the two calls of no other kind may come.
   virtual absl::Status Bring(kv::KvSequence& sequence, std::span<const int32_t> pages, int layer,
                              int64_t begin, int64_t end) = 0;
   // Tokens of one head.
   virtual absl::Status Bring(kv::KvSequence& sequence, std::span<const int32_t> pages, int layer,
                              int head, std::span<const int32_t> tokens) = 0;
+  // After the last Bring: the small pieces go together. An error means that none of them is there.
+  virtual absl::Status Flush() = 0;
   // Queued work writes these tokens, all heads.
   virtual void Written(std::span<const int32_t> pages, int layer, int64_t begin, int64_t end) = 0;
   // What was written of the token counts no more: it may be made elsewhere.
