@@ -208,6 +208,7 @@ DecodeServer::~DecodeServer() {
 
 void DecodeServer::WatchLoop() {
   bool stuck = false;
+  bool failed = false;
   for (;;) {
     {
       base::MutexLock lock(mutex_);
@@ -215,6 +216,15 @@ void DecodeServer::WatchLoop() {
       if (stop_) return;
     }
     traces_->Expire();
+    if (failed) continue;
+    if (const absl::Status health = this->health(); !health.ok()) {
+      failed = true;
+      rpc_->SetServing(false);
+      SMARTGEN_LOG(error, "server", "the executor has failed for good, stopping: {}",
+                   health.ToString());
+      parts_.on_failed();
+      continue;
+    }
     const bool now = engine_->stuck();
     if (now == stuck) continue;
     stuck = now;

@@ -5,12 +5,14 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 
 #include "common/base/clock.h"
 #include "common/base/cpu.h"
+#include "common/base/signals.h"
 #include "common/channel/nccl/nccl_stack.h"
 #include "common/channel/tcp/tcp_engine.h"
 #include "common/executor/executor.h"
@@ -37,6 +39,8 @@ class DecodeServer {
     const base::Clock* clock = base::Clock::Real();
     WrapChannel wrap_channel;       // tests put faults between
     channel::Nccl* nccl = nullptr;  // null: the library, where `channel` asks for it
+    // Called once, on a thread of the server's, when the executor has failed for good.
+    std::function<void()> on_failed = base::RequestStop;
   };
   // Opens the model, makes the executor that the options name, starts.
   static absl::StatusOr<std::unique_ptr<DecodeServer>> FromModel(const Options& given);
@@ -49,6 +53,8 @@ class DecodeServer {
   int metrics_port() const { return metrics_server_ ? metrics_server_->port() : 0; }
   uint64_t incarnation() const { return incarnation_; }
   v1::DaemonInfo Info() const;
+  // The executor's; not OK: not serving any more.
+  absl::Status health() const { return parts_.executor->health(); }
   metrics::Metrics& metrics() { return *metrics_; }
   kv::KvPool& pool() { return *pool_; }
   kv::PrefixCache& prefix_cache() { return *prefix_cache_; }

@@ -212,6 +212,7 @@ PrefillServer::~PrefillServer() {
 
 void PrefillServer::WatchLoop() {
   bool stuck = false;
+  bool failed = false;
   for (;;) {
     {
       base::MutexLock lock(mutex_);
@@ -220,6 +221,15 @@ void PrefillServer::WatchLoop() {
     }
     probe_->Tick();
     traces_->Expire();
+    if (failed) continue;
+    if (const absl::Status health = this->health(); !health.ok()) {
+      failed = true;
+      rpc_->SetServing(false);
+      SMARTGEN_LOG(error, "server", "the executor has failed for good, stopping: {}",
+                   health.ToString());
+      parts_.on_failed();
+      continue;
+    }
     const bool now = engine_->stuck();
     if (now == stuck) continue;
     stuck = now;

@@ -52,4 +52,6 @@ void RunUntilSignal(const std::function<void()>& drain) {
   second.join();
 }
 
+void RequestStop() { kill(getpid(), SIGTERM); }
+
 }  // namespace smartgen::base

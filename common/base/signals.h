@@ -15,4 +15,7 @@ void BlockStopSignals();
 // ado.
 void RunUntilSignal(const std::function<void()>& drain);
 
+// As if SIGTERM had come from outside. Thread-safe.
+void RequestStop();
+
 }  // namespace smartgen::base

@@ -20,9 +20,14 @@ int Complain(std::string_view program, const absl::Status& status);
 std::optional<int> LoadDaemonOptions(std::string_view program, std::string_view about, int argc,
                                      char** argv, const std::function<void(Binder&)>& bind);
 
-// Runs a daemon until SIGTERM or SIGINT, then drains it; the exit status. Server has
+// EX_TEMPFAIL of sysexits.h: nothing is wrong that a new process does not mend.
+inline constexpr int kStartAnew = 75;
+
+// Runs a daemon until SIGTERM or SIGINT, then drains it; the exit status, which is kStartAnew where
+// its executor had failed. Server has
 //   static absl::StatusOr<std::unique_ptr<Server>> FromModel(const Options&);
 //   void Drain();
+//   absl::Status health() const;
 // and Options has Bind, log_level and log_format.
 template <typename Options, typename Server>
 int RunDaemon(std::string_view program, std::string_view about, int argc, char** argv) {
@@ -34,11 +39,13 @@ int RunDaemon(std::string_view program, std::string_view about, int argc, char**
   if (!logging.ok()) return Complain(program, logging);
   auto server = Server::FromModel(options);
   if (!server.ok()) return Complain(program, server.status());
+  absl::Status health;
   base::RunUntilSignal([&] {
     (*server)->Drain();
+    health = (*server)->health();
     server->reset();
   });
-  return 0;
+  return health.ok() ? 0 : kStartAnew;
 }
 
 }  // namespace smartgen::config

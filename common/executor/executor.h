@@ -24,8 +24,9 @@ namespace smartgen::executor {
 using TokenId = int32_t;
 
 // What products are computed in. kBF16 stores KV in bf16 and allows bf16 products, which are used
-// where the machine has instructions for them that are faster than float. kAuto measures a small
-// GEMM of each at start and takes the faster.
+// for prompts where the machine has instructions for them that are faster than float; a token's KV
+// is then within bf16's rounding of what a decode step makes of it, not equal to it. kAuto measures
+// a small GEMM of each at start and takes the faster.
 enum class ComputeType { kAuto, kF32, kBF16 };
 std::string_view ComputeTypeName(ComputeType type);
 absl::StatusOr<ComputeType> ParseComputeType(std::string_view name);
@@ -148,6 +149,9 @@ class Executor {
   // What the pool of the sequences should be made of; null: nothing in particular. May outlive the
   // executor.
   virtual std::shared_ptr<kv::PageMemory> page_memory() const { return nullptr; }
+  // Not OK when nothing can be computed any more, whatever is asked: the process must be started
+  // anew. Thread-safe.
+  virtual absl::Status health() const { return absl::OkStatus(); }
 
   // InvalidArgument for ids outside the vocabulary or sizes outside the options; FailedPrecondition
   // if KV is missing that should be local. An error leaves the sequence as it was before the chunk,

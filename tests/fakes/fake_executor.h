@@ -54,6 +54,11 @@ class FakeExecutor final : public executor::Executor {
   executor::ComputeType compute() const override { return options_.compute; }
   kv::DType kv_dtype() const override { return kv::DType::kBF16; }
   int threads() const override { return 1; }
+  absl::Status health() const override {
+    return failed_ ? base::Internal("the fake executor's device is lost") : absl::OkStatus();
+  }
+  // For good: prompts and steps fail from here on. Thread-safe.
+  void Fail() { failed_ = true; }
   kv::KvLayout Layout(int64_t token_capacity) const override {
     kv::KvLayout layout;
     layout.layers.assign(
@@ -68,6 +73,7 @@ class FakeExecutor final : public executor::Executor {
   }
 
   absl::Status Prefill(const executor::PrefillChunk& chunk) override {
+    RETURN_IF_ERROR(health());
     const auto count = static_cast<int64_t>(chunk.tokens.size());
     if (count < 1 || count > options_.max_prefill_tokens)
       return base::InvalidArgument("chunk of {} tokens", count);
@@ -137,6 +143,7 @@ class FakeExecutor final : public executor::Executor {
 
    private:
     absl::Status Begin(const executor::DecodeSlot& slot) {
+      RETURN_IF_ERROR(executor_->health());
       const int layers = executor_->options_.layers;
       if (at_ == 0 && executor_->options_.before) executor_->options_.before(-1);
       if (executor_->options_.fails) RETURN_IF_ERROR(executor_->options_.fails(slot));
@@ -237,6 +244,7 @@ class FakeExecutor final : public executor::Executor {
   static constexpr int kHidden = 2;  // floats that hold a hash
 
   const Options options_;
+  std::atomic<bool> failed_ = false;
   model::ModelConfig config_;
 };
 

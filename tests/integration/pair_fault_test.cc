@@ -1,5 +1,6 @@
 // Lost bytes, dead peers, full pools: the client sees one stream with the right tokens.
 #include "common/rpc/client.h"
+#include "common/rpc/health_check.h"
 #include "tests/integration/pair_harness.h"
 
 namespace smartgen::integration {
@@ -173,6 +174,33 @@ TEST_F(PairFaultTest, TheSecondInstanceTakesOverWhenTheFirstIsBusy) {
   EXPECT_EQ(result.stats.fallback_reason(), "prefill_busy");
   prefill_gate_.Open();
   for (auto& call : held) EXPECT_TRUE(call->Wait().status.ok());
+}
+
+bool Serves(const std::string& address) {
+  const auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+  return rpc::CheckHealth(channel, "", std::chrono::seconds(5)).ok();
+}
+
+// A lost GPU: nothing mends it but a new process, which a supervisor starts.
+TEST_F(PairFaultTest, ADaemonWhoseExecutorHasFailedStopsServingAndSaysSo) {
+  StartBoth();
+  const v1::GenerateRequest request = MakeRequest(Prompt(64), 5);
+  EXPECT_EQ(Generate(request).tokens, Expected(request));
+  EXPECT_TRUE(Serves(prefill_->address()));
+  EXPECT_TRUE(Serves(decode_->address()));
+  EXPECT_EQ(prefill_->health(), absl::OkStatus());
+
+  prefill_fake_->Fail();
+  EXPECT_TRUE(WaitUntil([&] { return failed_ == 1 && !Serves(prefill_->address()); }));
+  EXPECT_FALSE(prefill_->health().ok());
+  // Whoever needs it reads the prompt itself.
+  EXPECT_EQ(Generate(request).tokens, Expected(request));
+
+  decode_fake_->Fail();
+  EXPECT_TRUE(WaitUntil([&] { return failed_ == 2 && !Serves(decode_->address()); }));
+  const Result last = Generate(request);
+  EXPECT_EQ(last.status.error_code(), grpc::StatusCode::INTERNAL) << last.status.error_message();
+  EXPECT_THAT(last.status.error_message(), testing::HasSubstr("device is lost"));
 }
 
 TEST_F(PairFaultTest, L10_LeasesThatNobodyRenewsExpireByThemselves) {

@@ -117,7 +117,10 @@ PairTest::~PairTest() {
 void PairTest::StartPrefill(int port) {
   if (port != 0) prefill_options_.listen = fmt::format("127.0.0.1:{}", port);
   PrefillServer::Parts parts;
-  parts.executor = std::make_unique<FakeExecutor>(prefill_executor_);
+  auto executor = std::make_unique<FakeExecutor>(prefill_executor_);
+  prefill_fake_ = executor.get();
+  parts.executor = std::move(executor);
+  parts.on_failed = [this] { ++failed_; };
   parts.model_name = "fake";
   parts.model_fingerprint = kFingerprint;
   parts.wrap_channel = wrap_prefill_;
@@ -132,7 +135,10 @@ void PairTest::StartDecode(std::vector<std::string> addresses) {
   if (addresses.empty() && prefill_ != nullptr) addresses = {prefill_->address()};
   decode_options_.prefill = std::move(addresses);
   DecodeServer::Parts parts;
-  parts.executor = std::make_unique<FakeExecutor>(decode_executor_);
+  auto executor = std::make_unique<FakeExecutor>(decode_executor_);
+  decode_fake_ = executor.get();
+  parts.executor = std::move(executor);
+  parts.on_failed = [this] { ++failed_; };
   parts.model_name = "fake";
   parts.model_fingerprint = kFingerprint;
   if (decode_nccl_ != nullptr) parts.nccl = &decode_nccl_->nccl;

@@ -6,6 +6,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -196,6 +197,10 @@ class PairTest : public ::testing::Test {
   prefill_server::Options prefill_options_;
   decode_server::Options decode_options_;
   prefill_server::ControlService::WrapChannel wrap_prefill_;
+  // Of the servers that run; theirs.
+  FakeExecutor* prefill_fake_ = nullptr;
+  FakeExecutor* decode_fake_ = nullptr;
+  std::atomic<int> failed_ = 0;  // servers whose executor has failed
   Gate prefill_gate_;
   Gate decode_gate_;
   std::unique_ptr<PrefillServer> prefill_;

@@ -30,9 +30,20 @@ absl::Status Context::CopiesFollow() {
   return copies_->Wait(*computed_);
 }
 
+absl::Status Context::Enter() {
+  RETURN_IF_ERROR(status());
+  return Keep(device_->MakeCurrent());
+}
+
+absl::Status Context::Keep(absl::Status status) {
+  base::MutexLock lock(mutex_);
+  status_ = status;
+  return status;
+}
+
 absl::Status Context::Finish(device::Stream& stream) {
-  if (status_.ok()) status_ = Await(stream);
-  return status_;
+  RETURN_IF_ERROR(status());
+  return Keep(Await(stream));
 }
 
 absl::Status Context::Await(device::Stream& stream) {
@@ -56,9 +67,12 @@ absl::Status Launched(LaunchError error, const char* what) {
   return base::Internal("{}: {}", what, error);
 }
 
-absl::StatusOr<std::byte*> Uploads::AddBytes(Context& context, std::span<const std::byte> bytes) {
+absl::StatusOr<std::byte*> Uploads::AddTogether(
+    Context& context, std::initializer_list<std::span<const std::byte>> items) {
+  size_t size = 0;
+  for (const auto& item : items) size = After(size) + item.size();
   const auto fits = [&] {
-    return chunk_ < chunks_.size() && used_ + bytes.size() <= chunks_[chunk_].host->size();
+    return chunk_ < chunks_.size() && used_ + size <= chunks_[chunk_].host->size();
   };
   while (chunk_ < chunks_.size() && !fits()) {
     ++chunk_;
@@ -66,19 +80,24 @@ absl::StatusOr<std::byte*> Uploads::AddBytes(Context& context, std::span<const s
   }
   if (chunk_ == chunks_.size()) {
     Chunk chunk;
-    const size_t size = std::max(kChunkBytes, bytes.size());
-    ASSIGN_OR_RETURN(chunk.host, context.device().AllocatePinned(size));
-    ASSIGN_OR_RETURN(chunk.device, context.device().Allocate(size));
+    const size_t room = std::max(kChunkBytes, size);
+    ASSIGN_OR_RETURN(chunk.host, context.device().AllocatePinned(room));
+    ASSIGN_OR_RETURN(chunk.device, context.device().Allocate(room));
     chunks_.push_back(std::move(chunk));
     used_ = 0;
   }
   Chunk& chunk = chunks_[chunk_];
   std::byte* const host = chunk.host->data() + used_;
   std::byte* const to = chunk.device->data() + used_;
-  used_ += (bytes.size() + kAlignment - 1) / kAlignment * kAlignment;
-  if (bytes.empty()) return to;
-  std::memcpy(host, bytes.data(), bytes.size());
-  RETURN_IF_ERROR(context.compute().CopyIn(to, {host, bytes.size()}));
+  used_ += (size + kAlignment - 1) / kAlignment * kAlignment;
+  if (size == 0) return to;
+  size_t at = 0;
+  for (const auto& item : items) {
+    at = After(at);
+    if (!item.empty()) std::memcpy(host + at, item.data(), item.size());
+    at += item.size();
+  }
+  RETURN_IF_ERROR(context.compute().CopyIn(to, {host, size}));
   return to;
 }
 

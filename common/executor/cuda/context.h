@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <utility>
@@ -16,7 +17,7 @@
 
 namespace smartgen::executor::cuda {
 
-// One thread uses it.
+// One thread uses it, but for status.
 class Context {
  public:
   static absl::StatusOr<std::unique_ptr<Context>> Create(std::shared_ptr<device::Device> device);
@@ -27,21 +28,35 @@ class Context {
   device::Stream& copies() { return *copies_; }  // from the device, beside what computes
   Stream stream() const { return compute_->native(); }
 
-  // The error that ended the device's work; it is every later Finish's.
-  const absl::Status& status() const { return status_; }
+  // First in every call from outside: the calling thread is the device's from here on.
+  absl::Status Enter();
+  // The error that ended the device's work; it is every later Enter's and Finish's. Thread-safe.
+  absl::Status status() const {
+    base::MutexLock lock(mutex_);
+    return status_;
+  }
   // The copies that follow begin when what is queued to compute is done.
   absl::Status CopiesFollow();
   // Until what has been queued on the stream so far is done. DeadlineExceeded after a minute.
-  absl::Status FinishCompute() { return Finish(*compute_); }
+  absl::Status FinishCompute() {
+    RETURN_IF_ERROR(Finish(*compute_));
+    ++finishes_;
+    return absl::OkStatus();
+  }
   absl::Status FinishCopies() { return Finish(*copies_); }
+  // How often FinishCompute succeeded: what was queued before the latest of them is done.
+  uint64_t finishes() const { return finishes_; }
 
  private:
   explicit Context(std::shared_ptr<device::Device> device) : device_(std::move(device)) {}
+  absl::Status Keep(absl::Status status);
   absl::Status Finish(device::Stream& stream);
   absl::Status Await(device::Stream& stream);
 
-  absl::Status status_;
+  mutable base::Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
   const std::shared_ptr<device::Device> device_;
+  uint64_t finishes_ = 0;
   std::unique_ptr<device::Event> computed_;
   std::unique_ptr<device::Event> done_;
   std::unique_ptr<device::Stream> compute_;
@@ -87,21 +102,24 @@ class Uploads {
   template <typename T>
   absl::StatusOr<T*> Add(Context& context, std::span<const T> items) {
     static_assert(std::is_trivially_copyable_v<T>);
-    ASSIGN_OR_RETURN(std::byte* const to, AddBytes(context, std::as_bytes(items)));
+    ASSIGN_OR_RETURN(std::byte* const to, AddTogether(context, {std::as_bytes(items)}));
     return reinterpret_cast<T*>(to);
   }
   template <typename T>
   absl::StatusOr<T*> Add(Context& context, const std::vector<T>& items) {
     return Add(context, std::span<const T>(items));
   }
+  // Several in one copy, one after the other, each from the next multiple of kApart bytes on.
+  static constexpr size_t kApart = 16;
+  static size_t After(size_t bytes) { return (bytes + kApart - 1) / kApart * kApart; }
+  absl::StatusOr<std::byte*> AddTogether(Context& context,
+                                         std::initializer_list<std::span<const std::byte>> items);
   void Reset() { used_ = chunk_ = 0; }
 
  private:
   struct Chunk {
     std::unique_ptr<device::Memory> host, device;
   };
-  absl::StatusOr<std::byte*> AddBytes(Context& context, std::span<const std::byte> bytes);
-
   std::vector<Chunk> chunks_;
   size_t chunk_ = 0;
   size_t used_ = 0;  // of chunks_[chunk_]

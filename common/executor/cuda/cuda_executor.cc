@@ -69,11 +69,11 @@ class CudaExecutor final : public Executor {
   }
   int threads() const override { return 1; }
   std::shared_ptr<kv::PageMemory> page_memory() const override { return pages_; }
+  absl::Status health() const override { return context_->status(); }
 
   absl::Status Prefill(const PrefillChunk& chunk) override {
-    RETURN_IF_ERROR(context_->status());
+    RETURN_IF_ERROR(context_->Enter());
     RETURN_IF_ERROR(checks_.Chunk(chunk));
-    RETURN_IF_ERROR(context_->device().MakeCurrent());
     const absl::Status status = Compute(chunk);
     if (!status.ok()) {
       // What is queued uses what the caller may let go of now.
@@ -88,9 +88,8 @@ class CudaExecutor final : public Executor {
   }
 
   absl::Status Decode(std::span<const DecodeSlot> batch) override {
-    RETURN_IF_ERROR(context_->status());
+    RETURN_IF_ERROR(context_->Enter());
     RETURN_IF_ERROR(checks_.WholeBatch(batch));
-    RETURN_IF_ERROR(context_->device().MakeCurrent());
     DeviceStep step(&step_parts_, batch);
     ASSIGN_OR_RETURN(const StepRun::State state, step.Advance());
     if (state == StepRun::State::kDone) return absl::OkStatus();
@@ -98,17 +97,15 @@ class CudaExecutor final : public Executor {
   }
 
   absl::StatusOr<std::unique_ptr<StepRun>> StartStep(std::span<const DecodeSlot> batch) override {
-    RETURN_IF_ERROR(context_->status());
+    RETURN_IF_ERROR(context_->Enter());
     RETURN_IF_ERROR(checks_.Batch(batch));
-    RETURN_IF_ERROR(context_->device().MakeCurrent());
     return std::make_unique<DeviceStep>(&step_parts_, batch);
   }
 
   absl::Status Attend(std::span<const AttendJob> jobs) override {
-    RETURN_IF_ERROR(context_->status());
+    RETURN_IF_ERROR(context_->Enter());
     RETURN_IF_ERROR(checks_.Jobs(jobs));
     if (jobs.empty()) return absl::OkStatus();
-    RETURN_IF_ERROR(context_->device().MakeCurrent());
     std::vector<std::vector<ReadJob>> by_layer(config_.layers.size());
     for (const AttendJob& job : jobs) {
       by_layer[static_cast<size_t>(job.layer)].push_back(
@@ -160,6 +157,7 @@ class CudaExecutor final : public Executor {
       place.pages = table;
       RETURN_IF_ERROR(
           kv_->Bring(*chunk.sequence, mapped, layer, VisibleBegin(l, chunk.start), chunk.start));
+      RETURN_IF_ERROR(kv_->Flush());
       RETURN_IF_ERROR(forward_.ProjectQkv(layer, count, a));
       RETURN_IF_ERROR(Launched(Rope({.x = a.qkv.data(),
                                      .stride = QkvColumns(l),

@@ -500,6 +500,7 @@ TEST_F(CudaExecutorLimits, ALostDeviceIsAnErrorForEver) {
   std::vector<float> logits(static_cast<size_t>(b.vocab()));
   const DecodeSlot slot{.sequence = &sequence, .position = 20, .token = 1, .logits = logits};
   ASSERT_EQ(b.executor->Decode({&slot, 1}), absl::OkStatus());
+  EXPECT_EQ(b.executor->health(), absl::OkStatus());
   device->Lose();
   const DecodeSlot next{.sequence = &sequence, .position = 21, .token = 1, .logits = logits};
   for (int i = 0; i < 2; ++i) {
@@ -507,6 +508,7 @@ TEST_F(CudaExecutorLimits, ALostDeviceIsAnErrorForEver) {
     EXPECT_TRUE(absl::IsInternal(b.executor->Prefill({.sequence = &sequence, .tokens = tokens})));
   }
   EXPECT_FALSE(sequence.AllLocal(0, 21, 22));
+  EXPECT_TRUE(absl::IsInternal(b.executor->health()));
 }
 
 }  // namespace
