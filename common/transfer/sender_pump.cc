@@ -129,15 +129,17 @@ TransferSender::Impl::ItemPtr TransferSender::Impl::Next(bool background) {
   if (ItemPtr item = TakeFrom(Lane::kOnDemand)) return item;
   if (!background) return nullptr;
   const auto& metadata = backlog_[static_cast<size_t>(Lane::kMetadata)];
+  const bool gathered = !backlog_[static_cast<size_t>(Lane::kProactive)].empty() ||
+                        !backlog_[static_cast<size_t>(Lane::kSpeculative)].empty();
   if (!metadata.empty() && !full_[static_cast<size_t>(Lane::kMetadata)]) {
-    // What is less important does not take the room that it waits for.
     const int64_t bytes = metadata.front()->payload_bytes();
-    if (!Fits(bytes) || WouldDelayReply(bytes)) return nullptr;
-    OnWindowed(bytes);
-    return TakeFrom(Lane::kMetadata);
-  }
-  if (backlog_[static_cast<size_t>(Lane::kProactive)].empty() &&
-      backlog_[static_cast<size_t>(Lane::kSpeculative)].empty()) {
+    if (Fits(bytes) && !WouldDelayReply(bytes)) {
+      OnWindowed(bytes);
+      return TakeFrom(Lane::kMetadata);
+    }
+    // What is less important does not take the room that it waits for. What was gathered before has
+    // that room, and goes, or the metadata would wait for ever.
+  } else if (!gathered) {
     GatherBackground();
   }
   if (ItemPtr item = TakeFrom(Lane::kProactive)) return item;
@@ -245,6 +247,8 @@ void TransferSender::Impl::Post(const ItemPtr& item, std::shared_ptr<kv::KvSeque
     base::MutexLock lock(mutex_);
     done_before = done_[lane];
     Count(*item, segments);
+    // Before it can be done.
+    window_.OnPosted(item->payload_bytes(), Windowed(item->lane), options_.clock->Now());
   }
   const UseChannel channel(this);
   const absl::Status status =
@@ -256,7 +260,6 @@ void TransferSender::Impl::Post(const ItemPtr& item, std::shared_ptr<kv::KvSeque
   bool ended = false;
   {
     base::MutexLock lock(mutex_);
-    window_.OnPosted(item->payload_bytes(), options_.clock->Now());
     ended = item->transfer->sequence == nullptr;
   }
   // End came between Next and Send, and has not seen this message.

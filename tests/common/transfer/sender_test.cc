@@ -1,6 +1,7 @@
 // The sender alone, over a channel that the test works by hand and a clock that stands still.
 #include <gmock/gmock.h>
 
+#include <functional>
 #include <numeric>
 #include <set>
 
@@ -440,6 +441,47 @@ TEST_F(SenderTest, MetadataGoesBeforeTheBackgroundAndKeepsToTheWindow) {
   EXPECT_TRUE(absl::IsInvalidArgument(sender_->Metadata(id, 0, 0, 1, false, {})));
   EXPECT_TRUE(absl::IsInvalidArgument(
       sender_->Metadata(id, 0, 0, 1, false, std::vector<std::byte>(kMaxOpaqueBytes + 1))));
+}
+
+// Calls `then` before the n-th message of the background is taken.
+class InterruptedChannel final : public ScriptedChannel {
+ public:
+  InterruptedChannel(int n, std::function<void()> then) : left_(n), then_(std::move(then)) {}
+  absl::Status Send(channel::OutMessage message) override {
+    if (message.lane == Lane::kProactive && --left_ == 0) then_();
+    return ScriptedChannel::Send(std::move(message));
+  }
+
+ private:
+  int left_;
+  const std::function<void()> then_;
+};
+
+// Messages of the background that were put together and not given to the channel yet have their
+// part of the window: metadata that is larger than the rest of it waited for them, and they for the
+// metadata.
+TEST_F(SenderTest, MetadataThatComesBetweenMessagesOfTheBackgroundStopsNothing) {
+  for (int n = 1; n <= 12; ++n) {
+    base::TransferId id;
+    channel_ = std::make_shared<InterruptedChannel>(n, [&] {
+      EXPECT_TRUE(sender_->Metadata(id, 1, 0, 64, false, std::vector<std::byte>(2000)).ok());
+    });
+    sender_ = std::make_unique<TransferSender>(
+        channel_, TransferSender::Options{
+                      .own_incarnation = kSenderIncarnation,
+                      .peer_incarnation = kReceiverIncarnation,
+                      .window = {.min_bytes = 1024, .max_bytes = 1024, .initial_bytes = 1024},
+                      .clock = &clock_});
+    // A message is of one layer, so that what goes together is several of them.
+    std::vector<BlockId> order;
+    for (int token = 0; token < 64; ++token) {
+      for (int layer = 0; layer < 3; ++layer) order.push_back({layer, token});
+    }
+    id = Begin({.begin = 0, .end = 1024, .order = order});
+    AllReady(id);
+    EXPECT_EQ(Bytes(Drain()), 1024 * kTokenBytes + 2000) << "before message " << n;
+    sender_.reset();
+  }
 }
 
 TEST_F(SenderTest, MetadataOnceMoreCountsAsSentAgainAndOnNoPath) {
