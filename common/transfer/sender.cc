@@ -239,14 +239,14 @@ absl::Status TransferSender::Impl::Resend(const base::TransferId& id,
 
 absl::Status TransferSender::Impl::QueueOpaque(Item item, const base::TransferId& id) {
   const int64_t bytes = item.payload_bytes();
-  if (bytes < 1 || bytes > static_cast<int64_t>(kMaxOpaqueBytes)) {
-    return base::InvalidArgument("transfer {}: {} bytes on path {}: want 1 to {}", id.ToString(),
-                                 bytes, PathName(item.path), kMaxOpaqueBytes);
-  }
   {
     base::MutexLock lock(mutex_);
     // At once with the answer's own place in the queue: no background comes between.
     if (item.path == Path::kHandover) expected_.erase(id);
+    if (bytes < 1 || bytes > static_cast<int64_t>(kMaxOpaqueBytes)) {
+      return base::InvalidArgument("transfer {}: {} bytes on path {}: want 1 to {}", id.ToString(),
+                                   bytes, PathName(item.path), kMaxOpaqueBytes);
+    }
     ASSIGN_OR_RETURN(item.transfer, Find(id));
     const LayerRange range{.layer = item.take.layer, .begin = item.begin, .end = item.end};
     RETURN_IF_ERROR(CheckRange(*item.transfer, range));

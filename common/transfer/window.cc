@@ -21,6 +21,7 @@ constexpr double kWeight = 0.5;
 constexpr double kGrowth = 1.25;
 constexpr double kMostGrowth = 2;  // that one sample is believed
 constexpr int kFlatSamples = 3;
+constexpr int64_t kLimitedLanes = 3;  // all but the on-demand lane
 constexpr double kStartGain = 2;
 // Samples have whims; so many make a block, whose mean is believed. A block below this part of what
 // is known is low. After a try that brought less than kGrowth, so many are believed before the
@@ -90,14 +91,15 @@ base::Duration LinkWindow::TimeOf(int64_t bytes) const {
   return base::FromSeconds(static_cast<double>(bytes) / estimate_.bytes_per_second);
 }
 
-void LinkWindow::OnPosted(int64_t bytes, base::TimePoint now) {
+void LinkWindow::OnPosted(int64_t bytes, bool limited, base::TimePoint now) {
   if (estimate_.bytes_per_second <= 0) return;
   through_at_ = std::max(through_at_, now) + TimeOf(bytes);
+  if (!limited) unlimited_through_at_ = through_at_;
 }
 
 void LinkWindow::OnAllHandedOut(base::TimePoint now) {
-  if (estimate_.bytes_per_second <= 0) return;
-  through_at_ = std::min(through_at_, now + TimeOf(in_flight_bytes()));
+  if (estimate_.bytes_per_second <= 0 || now < unlimited_through_at_) return;
+  through_at_ = std::min(through_at_, now + TimeOf(kLimitedLanes * in_flight_bytes()));
 }
 
 std::optional<base::TimePoint> LinkWindow::ThroughAt(int64_t bytes, base::TimePoint now) const {
@@ -119,9 +121,6 @@ void LinkWindow::OnSample(double bytes_per_second) {
   }
   if (bytes_per_second > kGrowth * known) {
     known += kWeight * (std::min(bytes_per_second, kMostGrowth * known) - known);
-    // Samples from before say nothing beside what is known now.
-    block_samples_ = 0;
-    block_sum_ = 0;
     return;
   }
   block_sum_ += bytes_per_second;

@@ -61,9 +61,10 @@ class LinkWindow {
   // Nothing is under way any more: how fast the rest went says nothing.
   void OnIdle() { measuring_ = false; }
 
-  // So many bytes, of whatever lane, were given to the channel.
-  void OnPosted(int64_t bytes, base::TimePoint now);
-  // The channel holds nothing any more: no more than what may be in flight is not through.
+  // So many bytes are given to the channel; `limited`: on a lane with in_flight_bytes as its limit.
+  void OnPosted(int64_t bytes, bool limited, base::TimePoint now);
+  // The channel holds nothing any more: of limited lanes, no more than their limits are not
+  // through, whatever the rate was taken for when it was posted.
   void OnAllHandedOut(base::TimePoint now);
   // When the link will have carried what was given to the channel and `bytes` more. Nothing while
   // the rate is not known, or was not seen for a while: it can be seen only while the link is busy.
@@ -89,7 +90,8 @@ class LinkWindow {
   double block_sum_ = 0;
   base::TimePoint busy_at_;
   base::TimePoint sampled_at_;
-  base::TimePoint through_at_;  // of what was given to the channel
+  base::TimePoint through_at_;            // of what was given to the channel
+  base::TimePoint unlimited_through_at_;  // of what was posted on lanes without a limit
   // A sample begun: from the values below on.
   bool measuring_ = false;
   bool from_acked_ = false;

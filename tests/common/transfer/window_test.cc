@@ -170,14 +170,32 @@ TEST(LinkWindow, TellsWhenWhatWasPostedIsThrough) {
   };
   EXPECT_NEAR(after(0), 0, 1e-9);
   EXPECT_NEAR(after(10000), 0.01, 5e-4);
-  link.window().OnPosted(5000, now);
-  link.window().OnPosted(5000, now);
+  link.window().OnPosted(5000, true, now);
+  link.window().OnPosted(5000, true, now);
   EXPECT_NEAR(after(10000), 0.02, 1e-3);
   // It is through, and nobody has seen since how fast the link is.
   EXPECT_NEAR(
       base::ToSeconds(*link.window().ThroughAt(0, now + std::chrono::milliseconds(500)) - now), 0.5,
       1e-9);
   EXPECT_EQ(link.window().ThroughAt(0, now + std::chrono::seconds(2)), std::nullopt);
+}
+
+// What was posted while the link was taken for slower than it is.
+TEST(LinkWindow, WhatTheChannelNoLongerHoldsIsThroughButForItsLimits) {
+  SimulatedLink link(1e6, 0);
+  link.Run(2);
+  LinkWindow& window = link.window();
+  const base::TimePoint now = link.now();
+  const auto through = [&] { return base::ToSeconds(*window.ThroughAt(0, now) - now); };
+  const double limits = 3e-6 * static_cast<double>(window.in_flight_bytes());
+  window.OnPosted(500000, true, now);
+  EXPECT_NEAR(through(), 0.5, 0.03);
+  window.OnAllHandedOut(now);
+  EXPECT_NEAR(through(), limits, 0.1 * limits);
+  // Fetched entries have no limit: all of them may be under way still.
+  window.OnPosted(500000, false, now);
+  window.OnAllHandedOut(now);
+  EXPECT_NEAR(through(), 0.5 + limits, 0.03);
 }
 
 TEST(LinkWindow, WithoutAcknowledgementsCountsWhatWasHandedOut) {
