@@ -115,6 +115,12 @@ class Uploads {
   absl::StatusOr<std::byte*> AddTogether(Context& context,
                                          std::initializer_list<std::span<const std::byte>> items);
   void Reset() { used_ = chunk_ = 0; }
+  // Taken since Reset, with what was too short for what came.
+  size_t bytes() const {
+    size_t bytes = used_;
+    for (size_t i = 0; i < chunk_; ++i) bytes += chunks_[i].host->size();
+    return bytes;
+  }
 
  private:
   struct Chunk {

@@ -119,7 +119,12 @@ class CudaExecutor final : public Executor {
            .end = job.end});
     }
     for (const auto& of_layer : by_layer) {
-      RETURN_IF_ERROR(RunJobs(step_parts_, of_layer, attend_));
+      if (const absl::Status status = RunJobs(step_parts_, of_layer, attend_); !status.ok()) {
+        // What is queued uses memory that the next call gets; a lost device is noticed here.
+        (void)context_->FinishCompute();
+        attend_.job_uploads.Reset();
+        return status;
+      }
     }
     return absl::OkStatus();
   }
@@ -308,8 +313,9 @@ uint64_t StepBytes(const model::ModelConfig& config, const ExecutorOptions& opti
     scratch = std::max(
         scratch, DecodeScratchFloats(static_cast<int>(batch), l.num_heads, l.head_dim, tokens));
   }
-  const int64_t floats =
-      batch * (config.hidden_dim + config.vocab_size + 3 * columns) + scratch;  // one more: parts
+  // Hidden states, logits, predicted queries, and jobs' queries and outputs; jobs are as many as
+  // sequences, but for few.
+  const int64_t floats = batch * (config.hidden_dim + config.vocab_size + 3 * columns) + scratch;
   const int64_t born =
       batch * LayoutOf(config,
                        options.compute == ComputeType::kF32 ? kv::DType::kF32 : kv::DType::kBF16,

@@ -5,6 +5,11 @@
 namespace smartgen::executor::cuda {
 namespace {
 
+// Rows that go to pages in one copy, and what such copies may hold of the device until they are
+// done.
+constexpr size_t kMostPieces = 512 << 10;
+constexpr size_t kMostStaged = 4 << 20;
+
 constexpr uint16_t kAllTokens = 0xffff;
 
 PagedLayer LayerOf(const kv::KvLayout& layout, int layer, std::byte* base) {
@@ -85,7 +90,10 @@ class DeviceKv final : public KvPlace {
 
   bool in_host_memory() const override { return false; }
   uint64_t evictions() const override { return evictions_; }
-  void Begin() override { ++work_; }
+  void Begin() override {
+    ++work_;
+    DropPieces();  // of an earlier Bring that failed
+  }
 
   absl::StatusOr<std::vector<int32_t>> Map(kv::KvSequence& sequence, int64_t end) override {
     const auto pages = sequence.pages().first(static_cast<size_t>((end + kPage - 1) / kPage));
@@ -109,10 +117,9 @@ class DeviceKv final : public KvPlace {
     for (int64_t page = begin / kPage; page * kPage < end; ++page) {
       const uint16_t wanted = TokenBits(page, begin, end);
       uint16_t* const have = Have(pages[static_cast<size_t>(page)], layer);
-      const auto empty = [](uint16_t bits) { return bits == 0; };
       const auto whole = [](uint16_t bits) { return bits == kAllTokens; };
       if (std::all_of(have, have + heads, whole)) continue;
-      if (wanted == kAllTokens && std::all_of(have, have + heads, empty)) {
+      if (wanted == kAllTokens) {  // what is there already is what the host has
         const auto bytes = static_cast<size_t>(layout_.PageBytes(layer));
         RETURN_IF_ERROR(context_->compute().CopyIn(To(pages, layer, page),
                                                    {sequence.Page(layer, page), bytes}));
@@ -120,7 +127,7 @@ class DeviceKv final : public KvPlace {
         continue;
       }
       for (int head = 0; head < heads; ++head) {
-        BringBits(sequence, pages, layer, head, page, wanted);
+        RETURN_IF_ERROR(BringBits(sequence, pages, layer, head, page, wanted));
       }
     }
     return absl::OkStatus();
@@ -134,7 +141,7 @@ class DeviceKv final : public KvPlace {
       for (; i < tokens.size() && tokens[i] / kPage == page; ++i) {
         wanted = static_cast<uint16_t>(wanted | 1u << (tokens[i] % kPage));
       }
-      BringBits(sequence, pages, layer, head, page, wanted);
+      RETURN_IF_ERROR(BringBits(sequence, pages, layer, head, page, wanted));
     }
     return absl::OkStatus();
   }
@@ -235,12 +242,14 @@ class DeviceKv final : public KvPlace {
   };
 
   // Notes runs of tokens that are wanted and not there.
-  void BringBits(kv::KvSequence& sequence, std::span<const int32_t> pages, int layer, int head,
-                 int64_t page, uint16_t wanted) {
+  absl::Status BringBits(kv::KvSequence& sequence, std::span<const int32_t> pages, int layer,
+                         int head, int64_t page, uint16_t wanted) {
     const int32_t slot = pages[static_cast<size_t>(page)];
     uint16_t& have = Have(slot, layer)[head];
     unsigned missing = wanted & ~static_cast<unsigned>(have);
-    if (missing == 0) return;
+    if (missing == 0) return absl::OkStatus();
+    if (pieces_.layer != layer) DropPieces();  // of a Bring that failed
+    if (pieces_.rows.size() >= kMostPieces) RETURN_IF_ERROR(Flush());
     pieces_.layer = layer;
     if (pieces_.pages.empty() || pieces_.pages.back() != slot) pieces_.pages.push_back(slot);
     const auto before = static_cast<int32_t>((pieces_.pages.size() - 1) * kPage);
@@ -260,10 +269,14 @@ class DeviceKv final : public KvPlace {
       missing &= ~(((1u << count) - 1) << first);
     }
     have = static_cast<uint16_t>(have | wanted);
+    return absl::OkStatus();
   }
 
   absl::Status Scatter() {
     if (pieces_.ranges.empty()) return absl::OkStatus();
+    if (context_->finishes() == staged_at_ && uploads_.bytes() >= kMostStaged) {
+      RETURN_IF_ERROR(context_->FinishCompute());
+    }
     if (context_->finishes() != staged_at_) uploads_.Reset();
     const auto ranges = std::as_bytes(std::span(pieces_.ranges));
     const auto pages = std::as_bytes(std::span(pieces_.pages));
@@ -277,14 +290,15 @@ class DeviceKv final : public KvPlace {
     return Launched(CopyRanges({.layer = place,
                                 .ranges = reinterpret_cast<const StagedRange*>(staged + after_rows),
                                 .count = static_cast<int>(pieces_.ranges.size()),
-                                .most_tokens = kPage,
+                                // Of one head each, where the grid is made for all of them.
+                                .most_tokens = std::max<int64_t>(kPage / place.kv_heads, 1),
                                 .staging = staged,
                                 .direction = Direction::kScatter},
                                context_->stream()),
                     "KV rows to their pages");
   }
 
-  // What Scatter did not bring is not there.
+  // What was noted and not brought is not there.
   void DropPieces() {
     for (const StagedRange& range : pieces_.ranges) {
       const int32_t slot = pieces_.pages[static_cast<size_t>(range.begin / kPage)];
@@ -292,6 +306,7 @@ class DeviceKv final : public KvPlace {
       uint16_t& have = Have(slot, pieces_.layer)[range.head];
       have = static_cast<uint16_t>(have & ~bits);
     }
+    pieces_.Clear();
   }
 
   Context* const context_;

@@ -285,8 +285,9 @@ TEST_P(CudaExecutorTest, PartialAttentionIsTheCpus) {
     const auto columns = static_cast<size_t>(l.num_heads * l.head_dim);
     std::vector<float> queries(columns);
     for (float& q : queries) q = normal(random);
+    // Parts of pages first, then the pages as a whole.
     for (const auto& [begin, end] :
-         {std::pair<int64_t, int64_t>{0, kPrompt}, {5, 6}, {17, 60}, {30, 30}}) {
+         {std::pair<int64_t, int64_t>{5, 6}, {17, 60}, {0, kPrompt}, {20, 25}, {30, 30}}) {
       std::vector<float> want(columns), got(columns);
       std::vector<float> want_lse(static_cast<size_t>(l.num_heads)), got_lse(want_lse);
       for (const bool cuda : {false, true}) {

@@ -18,7 +18,13 @@ std::vector<TokenId> Prompt(int64_t length) {
 
 // Where the machine multiplies bf16 faster than float, a prompt's rows are rounded to bf16; a
 // decode step's are not.
-bool RoundsPrompts() { return __builtin_cpu_supports("avx512bf16") > 0; }
+bool RoundsPrompts() {
+#ifdef __x86_64__
+  return __builtin_cpu_supports("avx512bf16") > 0;
+#else
+  return true;
+#endif
+}
 
 void ExpectClose(std::span<const float> got, std::span<const float> want, double tolerance) {
   ASSERT_EQ(got.size(), want.size());
