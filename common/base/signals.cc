@@ -12,6 +12,8 @@
 namespace smartgen::base {
 namespace {
 
+std::atomic<bool> stopping = false;
+
 sigset_t StopSignals() {
   sigset_t set;
   sigemptyset(&set);
@@ -28,11 +30,17 @@ void BlockStopSignals() {
   signal(SIGPIPE, SIG_IGN);
 }
 
+void ExitNow(int status) {
+  spdlog::shutdown();
+  _exit(status);
+}
+
 void RunUntilSignal(const std::function<void()>& drain) {
   const sigset_t set = StopSignals();
   int signal_number = 0;
   while (sigwait(&set, &signal_number) != 0) {
   }
+  stopping = true;
   SMARTGEN_LOG(info, "server", "got {}: stopping; a second one aborts",
                signal_number == SIGTERM ? "SIGTERM" : "SIGINT");
   // Polls instead of blocking in sigwait, so that it ends with the drain.
@@ -42,8 +50,7 @@ void RunUntilSignal(const std::function<void()>& drain) {
       const timespec poll = {.tv_sec = 0, .tv_nsec = 50'000'000};
       if (sigtimedwait(&set, nullptr, &poll) > 0) {
         SMARTGEN_LOG(error, "server", "a second signal: aborting");
-        spdlog::shutdown();
-        _exit(130);
+        ExitNow(130);
       }
     }
   });
@@ -52,6 +59,8 @@ void RunUntilSignal(const std::function<void()>& drain) {
   second.join();
 }
 
-void RequestStop() { kill(getpid(), SIGTERM); }
+void RequestStop() {
+  if (!stopping) kill(getpid(), SIGTERM);
+}
 
 }  // namespace smartgen::base

@@ -10,12 +10,15 @@ namespace smartgen::base {
 // RunUntilSignal.
 void BlockStopSignals();
 
+// Ends the process at once, with what was logged written and nothing destroyed.
+[[noreturn]] void ExitNow(int status);
+
 // Waits for the first stop signal, runs `drain` (which must return within its own bound), and
 // returns. Another signal while `drain` runs ends the process with exit code 130 and no further
 // ado.
 void RunUntilSignal(const std::function<void()>& drain);
 
-// As if SIGTERM had come from outside. Thread-safe.
+// As if SIGTERM had come from outside; nothing if a signal has been taken already. Thread-safe.
 void RequestStop();
 
 }  // namespace smartgen::base

@@ -39,13 +39,13 @@ int RunDaemon(std::string_view program, std::string_view about, int argc, char**
   if (!logging.ok()) return Complain(program, logging);
   auto server = Server::FromModel(options);
   if (!server.ok()) return Complain(program, server.status());
-  absl::Status health;
   base::RunUntilSignal([&] {
     (*server)->Drain();
-    health = (*server)->health();
+    // A device that hangs would be waited for.
+    if (!(*server)->health().ok()) base::ExitNow(kStartAnew);
     server->reset();
   });
-  return health.ok() ? 0 : kStartAnew;
+  return 0;
 }
 
 }  // namespace smartgen::config
