@@ -28,16 +28,23 @@ esac
 command -v nvidia-smi >/dev/null || cannot \
   "no GPU to check: nvidia-smi, which comes with NVIDIA's driver, is not in PATH." \
   "Run this on a machine with an NVIDIA GPU and driver $least_driver or later (in a container: with the GPU passed in)."
-# CUDA then numbers GPUs as nvidia-smi does; of some alone, from 0 on.
+# CUDA then numbers GPUs as nvidia-smi does; those that it may see alone, from 0 on in their order.
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
-only=()
-if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then only=(-i "$CUDA_VISIBLE_DEVICES"); fi
-found=$(timeout 30 nvidia-smi "${only[@]}" --query-gpu=index,compute_cap,driver_version,name --format=csv,noheader 2>&1) || cannot \
+all_of() { timeout 30 nvidia-smi "$@" --query-gpu=index,compute_cap,driver_version,name --format=csv,noheader 2>&1; }
+gpus_seen() {
+  if [ -z "${CUDA_VISIBLE_DEVICES+set}" ]; then all_of; return; fi
+  local gpu number=0 line
+  for gpu in ${CUDA_VISIBLE_DEVICES//,/ }; do
+    line=$(all_of -i "$gpu") || { echo "$line"; return 1; }
+    echo "$number,${line#*,}"
+    number=$((number + 1))
+  done
+}
+found=$(gpus_seen) || cannot \
   "no GPU to check: nvidia-smi fails: ${found%%$'\n'*}" \
   "Want a GPU that nvidia-smi lists: is the driver loaded, and the same as the one that nvidia-smi is of?"
 fit=""
 seen=""
-number=0
 while IFS=, read -r index capability driver name; do
   capability=${capability# } driver=${driver# } name=${name# }
   [[ $index =~ ^[0-9]+$ && $capability =~ ^[0-9]+\.[0-9]+$ && $driver =~ ^[0-9]+ ]] || continue
@@ -45,8 +52,6 @@ while IFS=, read -r index capability driver name; do
   if ((${driver%%.*} < least_driver)); then
     cannot "driver $driver is too old for CUDA 13: want $least_driver or later." "Update the driver ($seen)."
   fi
-  if [ ${#only[@]} -gt 0 ]; then index=$number; fi
-  number=$((number + 1))
   if ((${capability%%.*} >= ${least_capability%%.*})); then fit+="${fit:+ }$index:$capability"; fi
 done <<<"$found"
 [ -n "$seen" ] || cannot "no GPU to check: nvidia-smi lists none (it says: ${found%%$'\n'*})." \

@@ -78,13 +78,15 @@ class PreflightTest(unittest.TestCase):
         self.assertEqual(run.stdout.strip(), "tools/gpu_check.py --gpus 1:9.0 --model m.gguf")
 
     def test_gpus_that_may_be_seen_alone_are_numbered_as_cuda_does(self):
-        self.put("nvidia-smi", 'printf "2, 9.0, 580.65.06, NVIDIA H200\\n5, 9.0, 580.65.06, NVIDIA H200\\n"\n'
-                               '[ "$1 $2" = "-i 2,5" ] || exit 1')
+        self.put("nvidia-smi", '[ "$1" = -i ] || exit 1\n'
+                               'case "$2" in 2) capability=8.0 ;; 5) capability=9.0 ;; *) exit 1 ;; esac\n'
+                               'echo "$2, $capability, 580.65.06, a GPU"')
         self.put("python3", 'echo "$CUDA_DEVICE_ORDER $*"')
         for program in ("cmake", "ninja", "c++"):
             self.put(program, "")
-        run = self.run_script(CUDA_VISIBLE_DEVICES="2,5")
-        self.assertEqual(run.stdout.strip(), "PCI_BUS_ID tools/gpu_check.py --gpus 0:9.0 1:9.0", run.stderr)
+        run = self.run_script(CUDA_VISIBLE_DEVICES="5,2")
+        self.assertEqual(run.stdout.strip(), "PCI_BUS_ID tools/gpu_check.py --gpus 0:9.0 1:8.0", run.stderr)
+        self.assertIn("nvidia-smi lists none", self.run_script(CUDA_VISIBLE_DEVICES="").stderr)
 
     def test_help_is_the_scripts_head(self):
         run = self.run_script("--help")
