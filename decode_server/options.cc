@@ -37,6 +37,14 @@ void Options::Bind(config::Binder& b) {
           "share of the context that a step reads, in modes that select");
   b.Field("speculative_ratio", &transfer.speculative_ratio,
           "share of the KV delivered in idle time a step; 0: as much as fits");
+  b.Section("parts", [&](config::Binder& s) {
+    s.Field("profile", &transfer.profile,
+            "what is pushed is chosen by a profile; false: the first blocks");
+    s.Field("parallel", &transfer.parallel, "attention to what is here while the rest is fetched");
+    s.Field("prefetch", &transfer.prefetch,
+            "the next layer's predicted selection is fetched ahead");
+    s.Field("speculation", &transfer.speculation, "the rest is delivered in idle time");
+  });
   backend.Bind(b);
   b.Choice("compute", &compute, {"auto", "f32", "bf16"},
            "what products are computed in; auto: the faster here");

@@ -14,6 +14,7 @@
 #include <memory>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -143,6 +144,8 @@ class PrefillEngine {
   int MostLayers(std::span<const RunningSplit> running) const;
   void FinishSplit(RunningSplit& split, absl::Status status);
   absl::Status RunSlots(std::span<const executor::DecodeSlot> slots);
+  struct RunningAttend;
+  absl::Status CheckAttend(const Job& job, const AttendStep& step) const;
   void RunAttends(std::vector<AttendStep> steps);
   // Null, and the transfer is aborted, if it is none whose KV is complete and held.
   std::shared_ptr<Job> HeldJob(const base::TransferId& id);

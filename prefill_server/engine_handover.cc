@@ -314,47 +314,74 @@ absl::Status PrefillEngine::RunSlots(std::span<const executor::DecodeSlot> slots
   return base::Internal("a step whose KV is all here would wait");
 }
 
-void PrefillEngine::RunAttends(std::vector<AttendStep> steps) {
+struct PrefillEngine::RunningAttend {
+  std::shared_ptr<Job> job;
+  std::shared_ptr<kv::KvSequence> sequence;
+  AttendStep step;
+  std::vector<float> answer;  // outputs of all heads, then their lse
+  executor::AttendJob attend;
+};
+
+absl::Status PrefillEngine::CheckAttend(const Job& job, const AttendStep& step) const {
   const model::ModelConfig& config = parts_.executor->config();
+  if (step.layer < 0 || step.layer >= config.num_layers() || step.begin < 0 ||
+      step.begin >= step.end || step.end > job.tokens()) {
+    return base::InvalidArgument("attend: layer {} of {}, tokens [{}, {}) of {}", step.layer,
+                                 config.num_layers(), step.begin, step.end, job.tokens());
+  }
+  const model::LayerConfig& layer = config.layers[step.layer];
+  const int64_t values = int64_t{layer.num_heads} * layer.head_dim;
+  if (static_cast<int64_t>(step.queries.size()) != values) {
+    return base::InvalidArgument("attend: want {} query values, got {}", values,
+                                 step.queries.size());
+  }
+  return absl::OkStatus();
+}
+
+void PrefillEngine::RunAttends(std::vector<AttendStep> steps) {
+  std::vector<std::unique_ptr<RunningAttend>> running;
+  std::vector<executor::AttendJob> together;
   for (AttendStep& step : steps) {
     const std::shared_ptr<Job> job = HeldJob(step.id);
-    const std::shared_ptr<kv::KvSequence> sequence = job == nullptr ? nullptr : job->sequence();
+    std::shared_ptr<kv::KvSequence> sequence = job == nullptr ? nullptr : job->sequence();
     if (sequence == nullptr) continue;
-    absl::Status status;
-    if (step.layer < 0 || step.layer >= config.num_layers() || step.begin < 0 ||
-        step.begin >= step.end || step.end > job->tokens()) {
-      status = base::InvalidArgument("attend: layer {} of {}, tokens [{}, {}) of {}", step.layer,
-                                     config.num_layers(), step.begin, step.end, job->tokens());
-    } else {
-      const model::LayerConfig& layer = config.layers[step.layer];
-      const auto heads = static_cast<size_t>(layer.num_heads);
-      const size_t values = heads * static_cast<size_t>(layer.head_dim);
-      if (step.queries.size() != values) {
-        status = base::InvalidArgument("attend: want {} query values, got {}", values,
-                                       step.queries.size());
-      } else {
-        std::vector<float> answer(values + heads);
-        executor::AttendJob attend;
-        attend.sequence = sequence.get();
-        attend.layer = step.layer;
-        attend.begin = step.begin;
-        attend.end = step.end;
-        attend.queries = step.queries;
-        attend.out = std::span<float>(answer).first(values);
-        attend.lse = std::span<float>(answer).subspan(values);
-        const base::TimePoint begin = parts_.clock->Now();
-        status = parts_.executor->Attend({&attend, 1});
-        if (const auto& trace = job->spec.trace; trace != nullptr) {
-          trace->Add(trace::Kind::kAttendComputed, begin,
-                     {step.position, step.layer, step.end - step.begin});
-        }
-        if (status.ok()) {
-          status = job->spec.link->Reply(step.id, static_cast<uint64_t>(step.position), step.layer,
-                                         Bytes(answer));
-        }
-      }
+    if (const absl::Status status = CheckAttend(*job, step); !status.ok()) {
+      AbortTransfer(job, status);
+      continue;
     }
-    if (!status.ok() && !job->cancelled()) AbortTransfer(job, status);
+    auto one = std::make_unique<RunningAttend>();
+    one->job = job;
+    one->sequence = std::move(sequence);
+    one->step = std::move(step);
+    const size_t values = one->step.queries.size();
+    one->answer.resize(
+        values + static_cast<size_t>(parts_.executor->config().layers[one->step.layer].num_heads));
+    one->attend = {.sequence = one->sequence.get(),
+                   .layer = one->step.layer,
+                   .begin = one->step.begin,
+                   .end = one->step.end,
+                   .queries = one->step.queries,
+                   .out = std::span<float>(one->answer).first(values),
+                   .lse = std::span<float>(one->answer).subspan(values)};
+    together.push_back(one->attend);
+    running.push_back(std::move(one));
+  }
+  if (running.empty()) return;
+  const base::TimePoint begin = parts_.clock->Now();
+  const absl::Status all = parts_.executor->Attend(together);
+  for (const auto& one : running) {
+    // One that cannot be computed does not take the others with it.
+    absl::Status status = all;
+    if (!all.ok() && running.size() > 1) status = parts_.executor->Attend({&one->attend, 1});
+    if (const auto& trace = one->job->spec.trace; trace != nullptr) {
+      trace->Add(trace::Kind::kAttendComputed, begin,
+                 {one->step.position, one->step.layer, one->step.end - one->step.begin});
+    }
+    if (status.ok()) {
+      status = one->job->spec.link->Reply(one->step.id, static_cast<uint64_t>(one->step.position),
+                                          one->step.layer, Bytes(one->answer));
+    }
+    if (!status.ok() && !one->job->cancelled()) AbortTransfer(one->job, status);
   }
 }
 

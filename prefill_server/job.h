@@ -39,8 +39,9 @@ struct DeliveryPlan {
   bool deliver_rest = true;
   bool credits = false;
   int64_t total_blocks = 0;
-  double prefill_seconds = 0;   // T_p as predicted; 0: not known
-  double transfer_seconds = 0;  // T_t as predicted; 0: not known
+  int64_t dense_overrun_blocks = 0;  // planned beyond the budget, since dense layers always go
+  double prefill_seconds = 0;        // T_p as predicted; 0: not known
+  double transfer_seconds = 0;       // T_t as predicted; 0: not known
 };
 
 // Where a job's KV goes: the decode instance that asked for it. Thread-safe, no call blocks.

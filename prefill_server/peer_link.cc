@@ -429,6 +429,14 @@ void PeerLink::NotifyPlan(const base::TransferId& id, const DeliveryPlan& plan) 
         .Observe(static_cast<double>(plan.budget_blocks));
     context_.metrics->GetHistogram("plan_blocks", {{"kind", "chosen"}})
         .Observe(static_cast<double>(out.pushed_blocks()));
+    context_.metrics->GetCounter("dense_overrun_blocks_total")
+        .Add(static_cast<double>(plan.dense_overrun_blocks));
+  }
+  for (const auto& [what, seconds] :
+       {std::pair{"prefill", plan.prefill_seconds}, std::pair{"transfer", plan.transfer_seconds}}) {
+    if (seconds > 0) {
+      context_.metrics->GetHistogram("predicted_seconds", {{"what", what}}).Observe(seconds);
+    }
   }
   Send(std::move(message));
 }

@@ -110,6 +110,7 @@ DeliveryPlan TransferPlanner::Plan(const Input& input) const {
     result.push_blocks = std::max<int64_t>(0, result.total_blocks - budget.metadata_blocks);
   }
   plan.budget_blocks = result.total_blocks;
+  plan.dense_overrun_blocks = result.dense_overrun_blocks;
   blocks.push_blocks = result.push_blocks;
 
   transfer::TransferPlan ranked = transfer::MakePlan(ProfileFor(input.transfer.selector), blocks);

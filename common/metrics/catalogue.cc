@@ -105,6 +105,18 @@ std::vector<Definition> MakeCatalogue() {
        "Blocks of a transfer's plan: budget = K_r, chosen = pushed while the prompt is computed",
        {"kind"},
        Buckets::kCount},
+      {"predicted_seconds",
+       Type::kHistogram,
+       "Predicted when a prompt's delivery was planned: prefill = T_p, transfer = T_t, by the "
+       "link's "
+       "bandwidth and the transfers that share it",
+       {"what"},
+       Buckets::kSeconds},
+      {"dense_overrun_blocks_total",
+       Type::kCounter,
+       "Blocks of the dense layers that were planned though they exceed what the link carries "
+       "during the prompt",
+       {}},
       {"prediction_ratio",
        Type::kGauge,
        "Time measured over the time that the calibration predicts, a moving mean: prefill, step",

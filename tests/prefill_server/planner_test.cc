@@ -84,6 +84,17 @@ TEST(PlannerTest, BudgetIsThePapers) {
   EXPECT_TRUE(plan.credits);
 }
 
+TEST(PlannerTest, DenseLayersGoThoughTheyExceedTheBudgetAndSoMuchIsTold) {
+  // K_r = 3 * 1024 / 4 * 2 / 3, less than the two dense layers.
+  const TransferPlanner planner = Planner(3);
+  const DeliveryPlan plan = planner.Plan(FourToOne(planner, 3, 4096, Mode::kSmartGen));
+  EXPECT_EQ(plan.budget_blocks, 512);
+  EXPECT_EQ(plan.pushed_blocks, 2 * 1024);
+  EXPECT_EQ(plan.dense_overrun_blocks, 2 * 1024 - 512);
+  const TransferPlanner roomy = Planner(32);
+  EXPECT_EQ(roomy.Plan(FourToOne(roomy, 32, 4096, Mode::kSmartGen)).dense_overrun_blocks, 0);
+}
+
 TEST(PlannerTest, MetadataStandsInsideTheBudget) {
   const TransferPlanner planner = Planner(32);
   auto input = FourToOne(planner, 32, 4096, Mode::kSmartGen);

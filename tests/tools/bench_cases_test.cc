@@ -76,9 +76,14 @@ TEST(CasesTest, TheAblationAddsThePartsOneByOne) {
   EXPECT_EQ((*cases)[0].mode, "partial");
   EXPECT_THAT((*cases)[1].options,
               UnorderedElementsAre(Pair("parallel", "off"), Pair("prefetch", "off"),
-                                   Pair("speculation", "off")));
-  EXPECT_THAT((*cases)[2].options, UnorderedElementsAre(Pair("speculation", "off")));
-  EXPECT_TRUE((*cases)[3].options.empty());
+                                   Pair("speculation", "off"), Pair("handover", "none")));
+  EXPECT_THAT((*cases)[2].options,
+              UnorderedElementsAre(Pair("speculation", "off"), Pair("handover", "none")));
+  EXPECT_THAT((*cases)[3].options, UnorderedElementsAre(Pair("handover", "none")));
+  const auto given =
+      MakeCases({.modes = {"full"}, .options = {{"handover", "split"}}, .sweep = "ablation"});
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_THAT((*given)[3].options, UnorderedElementsAre(Pair("handover", "split")));
 }
 
 TEST(CasesTest, ASweepOverAnOptionWantsTheModeThatHasIt) {

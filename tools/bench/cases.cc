@@ -83,7 +83,9 @@ std::vector<Case> SweepBatch(const CasePlan& plan) {
 }
 
 std::vector<Case> SweepAblation(const CasePlan& plan) {
-  const RequestOptions& given = plan.options;
+  RequestOptions given = plan.options;
+  // Steps that the prefill side makes would use none of the parts.
+  given.emplace("handover", "none");
   return {
       {"partial", "partial", With(given, {{"parallel", "off"}, {"prefetch", "off"}}), plan.batch,
        0},
