@@ -90,10 +90,7 @@ class DeviceKv final : public KvPlace {
 
   bool in_host_memory() const override { return false; }
   uint64_t evictions() const override { return evictions_; }
-  void Begin() override {
-    ++work_;
-    DropPieces();  // of an earlier Bring that failed
-  }
+  void Begin() override { ++work_; }
 
   absl::StatusOr<std::vector<int32_t>> Map(kv::KvSequence& sequence, int64_t end) override {
     const auto pages = sequence.pages().first(static_cast<size_t>((end + kPage - 1) / kPage));
@@ -121,8 +118,12 @@ class DeviceKv final : public KvPlace {
       if (std::all_of(have, have + heads, whole)) continue;
       if (wanted == kAllTokens) {  // what is there already is what the host has
         const auto bytes = static_cast<size_t>(layout_.PageBytes(layer));
-        RETURN_IF_ERROR(context_->compute().CopyIn(To(pages, layer, page),
-                                                   {sequence.Page(layer, page), bytes}));
+        const absl::Status status =
+            context_->compute().CopyIn(To(pages, layer, page), {sequence.Page(layer, page), bytes});
+        if (!status.ok()) {
+          DropPieces();  // there is no Flush after an error
+          return status;
+        }
         std::fill(have, have + heads, kAllTokens);
         continue;
       }
@@ -248,7 +249,6 @@ class DeviceKv final : public KvPlace {
     uint16_t& have = Have(slot, layer)[head];
     unsigned missing = wanted & ~static_cast<unsigned>(have);
     if (missing == 0) return absl::OkStatus();
-    if (pieces_.layer != layer) DropPieces();  // of a Bring that failed
     if (pieces_.rows.size() >= kMostPieces) RETURN_IF_ERROR(Flush());
     pieces_.layer = layer;
     if (pieces_.pages.empty() || pieces_.pages.back() != slot) pieces_.pages.push_back(slot);
