@@ -10,6 +10,10 @@ namespace smartgen::base {
 // RunUntilSignal.
 void BlockStopSignals();
 
+// EX_TEMPFAIL of sysexits.h, a process's exit status: nothing is wrong that a new one does not
+// mend.
+inline constexpr int kStartAnew = 75;
+
 // Ends the process at once, with what was logged written and nothing destroyed.
 [[noreturn]] void ExitNow(int status);
 

@@ -20,11 +20,8 @@ int Complain(std::string_view program, const absl::Status& status);
 std::optional<int> LoadDaemonOptions(std::string_view program, std::string_view about, int argc,
                                      char** argv, const std::function<void(Binder&)>& bind);
 
-// EX_TEMPFAIL of sysexits.h: nothing is wrong that a new process does not mend.
-inline constexpr int kStartAnew = 75;
-
-// Runs a daemon until SIGTERM or SIGINT, then drains it; the exit status, which is kStartAnew where
-// its executor had failed. Server has
+// Runs a daemon until SIGTERM or SIGINT, then drains it; the exit status, which is
+// base::kStartAnew where its executor had failed. Server has
 //   static absl::StatusOr<std::unique_ptr<Server>> FromModel(const Options&);
 //   void Drain();
 //   absl::Status health() const;
@@ -42,7 +39,7 @@ int RunDaemon(std::string_view program, std::string_view about, int argc, char**
   base::RunUntilSignal([&] {
     (*server)->Drain();
     // A device that hangs would be waited for.
-    if (!(*server)->health().ok()) base::ExitNow(kStartAnew);
+    if (!(*server)->health().ok()) base::ExitNow(base::kStartAnew);
     server->reset();
   });
   return 0;

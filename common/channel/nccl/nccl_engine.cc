@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "common/base/log.h"
+#include "common/base/signals.h"
 #include "common/channel/nccl/nccl_channel.h"
 
 namespace smartgen::channel {
 namespace {
 
-constexpr int kStuckStatus = 75;  // EX_TEMPFAIL of sysexits.h
 // While something runs on the device, and while nothing does.
 constexpr base::Duration kBusyPoll = std::chrono::microseconds(50);
 constexpr base::Duration kIdlePoll = std::chrono::milliseconds(50);
@@ -397,7 +397,7 @@ void Engine::Stuck(const std::string& why) {
   if (options_.on_stuck) {
     options_.on_stuck(why);
   } else {
-    std::_Exit(kStuckStatus);
+    base::ExitNow(base::kStartAnew);
   }
 }
 

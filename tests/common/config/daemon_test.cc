@@ -54,7 +54,7 @@ TEST(RunDaemonDeathTest, AnOrderlyStopEndsWithZeroAndAFailedExecutorWithStartAne
     Server::health_then = absl::OkStatus();
     EXPECT_EXIT(RunServer(), testing::ExitedWithCode(0), "");
     Server::health_then = absl::InternalError("the device is lost");
-    EXPECT_EXIT(RunServer(), testing::ExitedWithCode(kStartAnew), "");
+    EXPECT_EXIT(RunServer(), testing::ExitedWithCode(base::kStartAnew), "");
   }
 }
 
