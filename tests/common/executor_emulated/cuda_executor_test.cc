@@ -24,13 +24,6 @@ std::vector<TokenId> Tokens(int64_t count, int seed) {
   return tokens;
 }
 
-void ExpectClose(std::span<const float> got, std::span<const float> want, double tolerance) {
-  ASSERT_EQ(got.size(), want.size());
-  double top = 0;
-  for (const float v : want) top = std::max(top, std::abs(double{v}));
-  for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], tolerance * top) << i;
-}
-
 std::vector<float> KvOf(kv::KvSequence& sequence, int layer, int64_t end) {
   std::vector<float> values;
   const kv::DType dtype = sequence.layout().dtype;

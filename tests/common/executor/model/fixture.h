@@ -93,6 +93,14 @@ inline double NegativeLogLikelihood(std::span<const float> logits, TokenId token
   return std::log(sum) - (static_cast<double>(logits[token]) - top);
 }
 
+// `tolerance` is a share of the largest of `want`.
+inline void ExpectClose(std::span<const float> got, std::span<const float> want, double tolerance) {
+  ASSERT_EQ(got.size(), want.size());
+  double top = 0;
+  for (const float v : want) top = std::max(top, std::abs(double{v}));
+  for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], tolerance * top) << i;
+}
+
 inline TokenId Argmax(std::span<const float> logits) {
   return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }

@@ -26,13 +26,6 @@ bool RoundsPrompts() {
 #endif
 }
 
-void ExpectClose(std::span<const float> got, std::span<const float> want, double tolerance) {
-  ASSERT_EQ(got.size(), want.size());
-  double top = 0;
-  for (const float v : want) top = std::max(top, std::abs(double{v}));
-  for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], tolerance * top) << i;
-}
-
 class Invariance : public testing::TestWithParam<ComputeType> {
  protected:
   static Bench Make(int threads = 0) {
