@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/config/version.h"
 #include "common/rpc/convert.h"
+#include "common/rpc/serving_watch.h"
 #include "common/selector/parameters.h"
 #include "common/transfer/calibration.h"
 
@@ -207,8 +208,14 @@ DecodeServer::~DecodeServer() {
 }
 
 void DecodeServer::WatchLoop() {
-  bool stuck = false;
-  bool failed = false;
+  rpc::ServingWatch serving(
+      {.server = rpc_.get(),
+       .health = [this] { return health(); },
+       .stuck = [this] { return engine_->stuck(); },
+       .draining = [this] { return draining_.load(); },
+       .on_failed = parts_.on_failed,
+       .stuck_text = fmt::format("no step was made for {:g} s though requests wait",
+                                 base::ToSeconds(options_.watchdog))});
   for (;;) {
     {
       base::MutexLock lock(mutex_);
@@ -216,25 +223,7 @@ void DecodeServer::WatchLoop() {
       if (stop_) return;
     }
     traces_->Expire();
-    if (failed) continue;
-    if (const absl::Status health = this->health(); !health.ok()) {
-      failed = true;
-      rpc_->SetServing(false);
-      SMARTGEN_LOG(error, "server", "the executor has failed for good, stopping: {}",
-                   health.ToString());
-      parts_.on_failed();
-      continue;
-    }
-    const bool now = engine_->stuck();
-    if (now == stuck) continue;
-    stuck = now;
-    rpc_->SetServing(!stuck && !draining_);
-    if (stuck) {
-      SMARTGEN_LOG(error, "server", "no step was made for {:g} s though requests wait: not serving",
-                   base::ToSeconds(options_.watchdog));
-    } else {
-      SMARTGEN_LOG(info, "server", "the engine moves again");
-    }
+    serving.Look();
   }
 }
 
